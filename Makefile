@@ -1,0 +1,18 @@
+# Each target is one command of scripts/; `python3 scripts/run.py COMMAND --help` lists its options, ARGS passes them.
+PYTHON ?= python3
+RUN := $(PYTHON) scripts/run.py
+
+.DEFAULT_GOAL := help
+.PHONY: help source wheel test
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+source: ## fill third_party/pytorch: pinned sources, one commit a patch
+	@$(RUN) source $(ARGS)
+
+wheel: ## relink the release wheel with the series into dist/
+	@$(RUN) wheel $(ARGS)
+
+test: ## run the project's tests and upstream's on the wheel in dist/
+	@$(RUN) test $(ARGS)

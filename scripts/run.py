@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""Run one of the project's commands: ``python3 scripts/run.py COMMAND [--help]``.
+
+This file runs under any Python that starts it, with nothing installed. It checks
+that the interpreter and the platform are supported, keeps a virtual environment with
+the pinned tools of ``requirements/tools.txt``, and runs ``igb.cli`` inside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+REQUIREMENTS = ROOT / "requirements" / "tools.txt"
+OLDEST, NEWEST = (3, 9), (3, 13)
+
+
+def fail(message: str) -> None:
+    sys.exit(f"error: {message}")
+
+
+def check_platform() -> None:
+    version = sys.version_info[:2]
+    if platform.python_implementation() != "CPython" or not OLDEST <= version <= NEWEST:
+        fail(
+            f"{sys.executable} is {platform.python_implementation()} {platform.python_version()}, and PyTorch 2.6.0 "
+            "has wheels for CPython 3.9 to 3.13 only; name one of those, e.g. `make wheel PYTHON=python3.11`"
+        )
+    if sys.platform != "linux" or platform.machine() not in {"x86_64", "aarch64"}:
+        fail(
+            f"this is {platform.system()} on {platform.machine()}; the release's libraries are ELF files for "
+            "x86_64 and aarch64 Linux, so build there (a container or WSL does)"
+        )
+
+
+def tools_python() -> Path:
+    """The interpreter of the tools environment, made or renewed when its pins change."""
+    digest = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()
+    home = ROOT / "build" / "tools"
+    python, stamp = home / "bin" / "python", home / "complete"
+    if python.exists() and stamp.exists() and stamp.read_text() == digest:
+        return python
+    print(f"installing the build tools of {REQUIREMENTS.relative_to(ROOT)} into {home.relative_to(ROOT)} ...", flush=True)
+    try:
+        shutil.rmtree(home, ignore_errors=True)
+        venv.create(home, with_pip=True)
+        subprocess.run(
+            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", REQUIREMENTS], check=True
+        )
+        stamp.write_text(digest)
+    except (OSError, subprocess.CalledProcessError) as error:
+        fail(f"the build tools could not be installed into {home}: {error}; check the network and the disk, then rerun")
+    return python
+
+
+def main() -> None:
+    check_platform()
+    python = tools_python()
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts"), "IGB_PYTHON": sys.executable}
+    os.execve(python, [str(python), "-m", "igb.cli", *sys.argv[1:]], environment)
+
+
+if __name__ == "__main__":
+    main()
