@@ -18,7 +18,6 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-REQUIREMENTS = ROOT / "requirements" / "tools.txt"
 OLDEST, NEWEST = (3, 9), (3, 13)
 
 
@@ -40,31 +39,31 @@ def check_platform() -> None:
         )
 
 
-def tools_python() -> Path:
-    """The interpreter of the tools environment, made or renewed when its pins change."""
-    digest = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.version.encode()).hexdigest()
-    home = ROOT / "build" / "tools"
+def environment(name: str) -> Path:
+    """The interpreter of build/NAME, made or renewed when requirements/NAME.txt changes."""
+    requirements, home = ROOT / "requirements" / f"{name}.txt", ROOT / "build" / name
+    digest = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()
     python, stamp = home / "bin" / "python", home / "complete"
     if python.exists() and stamp.exists() and stamp.read_text() == digest:
         return python
-    print(f"installing the build tools of {REQUIREMENTS.relative_to(ROOT)} into {home.relative_to(ROOT)} ...", flush=True)
+    print(f"installing {requirements.relative_to(ROOT)} into {home.relative_to(ROOT)} ...", flush=True)
     try:
         shutil.rmtree(home, ignore_errors=True)
         venv.create(home, with_pip=True)
         subprocess.run(
-            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", REQUIREMENTS], check=True
+            [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r", requirements], check=True
         )
         stamp.write_text(digest)
     except (OSError, subprocess.CalledProcessError) as error:
-        fail(f"the build tools could not be installed into {home}: {error}; check the network and the disk, then rerun")
+        fail(f"the tools could not be installed into {home}: {error}; check the network and the disk, then rerun")
     return python
 
 
 def main() -> None:
     check_platform()
-    python = tools_python()
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "scripts"), "IGB_PYTHON": sys.executable}
-    os.execve(python, [str(python), "-m", "igb.cli", *sys.argv[1:]], environment)
+    python = environment("tools")
+    variables = {**os.environ, "PYTHONPATH": str(ROOT / "scripts"), "IGB_PYTHON": sys.executable}
+    os.execve(python, [str(python), "-m", "igb.cli", *sys.argv[1:]], variables)
 
 
 if __name__ == "__main__":

@@ -27,9 +27,19 @@ def run(
     words = [str(word) for word in command]
     logger.debug("running %s", shlex.join(words))
     try:
-        done = subprocess.run(words, cwd=cwd, env=env, input=stdin, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            words,
+            cwd=cwd,
+            env=env,
+            input=stdin,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            check=False,
+        )
     except OSError as error:
-        raise Problem(f"{words[0]} could not be started: {error.strerror}; {explain or 'install it and rerun'}") from error
+        remedy = explain or "install it and rerun"
+        raise Problem(f"{words[0]} could not be started: {error.strerror}; {remedy}") from error
     if done.returncode:
         tail = "\n".join((done.stdout + done.stderr).strip().splitlines()[-25:])
         message = f"`{shlex.join(words)}` failed with exit status {done.returncode}"
