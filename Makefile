@@ -3,13 +3,22 @@ PYTHON ?= python3
 RUN := $(PYTHON) scripts/run.py
 
 .DEFAULT_GOAL := help
-.PHONY: help source wheel test
+.PHONY: help source patches check-patches lint wheel test
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 source: ## fill third_party/pytorch: pinned sources, one commit a patch
 	@$(RUN) source $(ARGS)
+
+patches: ## export the commits of third_party/pytorch to patches/
+	@$(RUN) patches $(ARGS)
+
+check-patches: ## check the series against the pinned sources
+	@$(RUN) check-patches $(ARGS)
+
+lint: ## check the scripts, the tests and the patches by themselves
+	@$(RUN) lint $(ARGS)
 
 wheel: ## relink the release wheel with the series into dist/
 	@$(RUN) wheel $(ARGS)
