@@ -18,6 +18,7 @@ class Line:
 
 @dataclass
 class Hunk:
+    place: int
     old_start: int
     lines: list[str]
     added: list[Line] = field(default_factory=list)
@@ -61,13 +62,15 @@ def parse(lines: list[str], first: int = 1) -> list[File]:
                 number += not line.startswith("-")
         elif match := re.match(r"diff --git a/.* b/(.*)", line):
             files.append(File(match[1], place))
+        elif not files:
+            continue
         elif match := re.match(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@", line):
             old, number, new = int(match[2] or 1), int(match[3]), int(match[4] or 1)
-            files[-1].hunks.append(Hunk(int(match[1]), [line]))
+            files[-1].hunks.append(Hunk(place, int(match[1]), [line]))
         elif line.startswith("new file mode"):
             files[-1].is_new = True
         elif line.startswith("GIT binary patch"):
             files[-1].is_binary = True
-        elif line.startswith("\\") and files[-1].hunks:
+        elif line.startswith("\\"):
             files[-1].hunks[-1].lines.append(line)
     return files

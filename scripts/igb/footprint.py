@@ -10,9 +10,8 @@ BEGIN, END = "<!-- series:begin -->", "<!-- series:end -->"
 CPP = {".cpp", ".cc", ".cu", ".h", ".hpp", ".cuh"}
 
 
-def describe(patches: int, changes: str) -> str:
-    """The counts of a series of so many patches that make these changes in all."""
-    files = diff.parse(changes.splitlines())
+def describe(patches: int, files: list[diff.File]) -> str:
+    """The counts of a series of so many patches that change these files in all."""
     new = [file for file in files if file.is_new]
     old = [file for file in files if not file.is_new]
     return "\n".join(

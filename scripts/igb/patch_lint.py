@@ -9,7 +9,8 @@ from pathlib import Path
 
 from igb import diff, series
 
-SUBJECT_LENGTH = BODY_LENGTH = 72
+SUBJECT_LENGTH = 72
+BODY_LENGTH = 76  # `git log` indents by four
 STANDINGS = ("Pending", "Submitted", "Backport", "Inappropriate")
 TRAILERS = ("Upstream-Status", "Drop-When")
 

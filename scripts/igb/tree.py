@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tempfile
 from collections import Counter
@@ -12,7 +13,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 
-from igb import series
+from igb import diff, series
 from igb.errors import Problem
 from igb.git import Repository
 
@@ -88,9 +89,19 @@ class State:
 class Conflict(Exception):
     """The patch at ``index`` of the series does not apply on ``commit``."""
 
-    def __init__(self, index: int, commit: str, reason: str) -> None:
+    def __init__(self, index: int, patch: series.Patch, commit: str, reason: str) -> None:
         super().__init__(reason)
-        self.index, self.commit = index, commit
+        self.index, self.patch, self.commit = index, patch, commit
+        self.summary = "it does not apply"
+        self.hunk: diff.Hunk | None = None
+        if match := re.search(r"patch failed: (.*):(\d+)$", reason, re.MULTILINE):
+            self.summary = f"this hunk does not fit {match[1]} at line {match[2]}"
+            for file in diff.parse(patch.content.decode(errors="replace").split("\n")):
+                for hunk in file.hunks:
+                    if (file.path, str(hunk.old_start)) == match.groups():
+                        self.hunk = hunk
+        elif match := re.search(r"^(?:error|fatal): (.*)", reason, re.MULTILINE):
+            self.summary = match[1]
 
 
 class Tree(Repository):
@@ -174,7 +185,7 @@ class Tree(Repository):
                 try:
                     scratch.git("am", "--quiet", *APPLY, file)
                 except Problem as problem:
-                    raise Conflict(index, scratch.commit_of("HEAD"), str(problem)) from problem
+                    raise Conflict(index, patch, scratch.commit_of("HEAD"), str(problem)) from problem
             return scratch.commit_of("HEAD")
 
     def stop_at(self, conflict: Conflict, patches: series.Series) -> None:
@@ -209,6 +220,6 @@ class Tree(Repository):
                 raise Problem(f"{self} has commits that change nothing; drop them with `git rebase -i {BASE}`")
             return tuple(series.Patch(name, file.read_bytes()) for name, file in zip(names, files))
 
-    def diff(self, commit: str) -> str:
+    def changes(self, commit: str) -> list[diff.File]:
         """What the series changes in all."""
-        return self.git("diff", *DIFF, BASE, commit)
+        return diff.parse(self.git("diff", *DIFF, BASE, commit).split("\n"))

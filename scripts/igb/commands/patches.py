@@ -32,7 +32,7 @@ def run(_: argparse.Namespace) -> None:
         series.write(paths.PATCHES, new)
     tree.state = State(Status.IN_STEP, head, digest)
     report(old, new, tree)
-    footprint.refresh(paths.ROOT / "README.md", footprint.describe(len(new), tree.diff("HEAD")))
+    footprint.refresh(paths.ROOT / "README.md", footprint.describe(len(new), tree.changes("HEAD")))
 
 
 def check_finished(tree: Tree, state: State) -> None:

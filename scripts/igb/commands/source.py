@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from igb import archive, diff, download, paths, pins, process, series
+from igb import archive, download, paths, pins, process, series
 from igb.errors import Problem
 from igb.git import Repository
 from igb.log import logger
@@ -208,25 +207,16 @@ def import_series(tree: Tree, patches: series.Series) -> None:
         tree.move_to(commit)
     tree.state = State(status, commit, digest)
     if status is Status.STOPPED:
-        raise Problem(explain(conflict, patches[conflict.index], tree))
+        raise Problem(explain(conflict, tree))
     logger.info("%s holds the %d patches of the series", tree, len(patches))
 
 
-def explain(conflict: Conflict, patch: series.Patch, tree: Tree) -> str:
+def explain(conflict: Conflict, tree: Tree) -> str:
     """Which hunk of which file does not apply, and what to do next."""
-    lines = [f"{patch.name} does not apply with `git am`"]
-    if match := re.search(r"patch failed: (.*):(\d+)$", str(conflict), re.MULTILINE):
-        path, start = match[1], int(match[2])
-        lines[0] += f": this hunk does not fit {path} near line {start}"
-        for file in diff.parse(patch.content.decode(errors="replace").split("\n")):
-            for hunk in file.hunks:
-                if (file.path, hunk.old_start) == (path, start):
-                    lines += hunk.lines
-    else:
-        lines += [line for line in str(conflict).splitlines() if line.startswith(("error:", "fatal:"))]
     return "\n".join(
         [
-            *lines,
+            f"{conflict.patch.name} does not apply with `git am`: {conflict.summary}",
+            *(conflict.hunk.lines if conflict.hunk else []),
             f"`git am` waits in {tree} with the hunks that fit applied and the others in .rej files. Next:",
             f"  edit the files there, then `git -C {tree} add --all && git -C {tree} am --continue`",
             "  make patches",
