@@ -55,7 +55,10 @@ def environment(name: str) -> Path:
         )
         stamp.write_text(digest)
     except (OSError, subprocess.CalledProcessError) as error:
-        fail(f"the tools could not be installed into {home}: {error}; check the network and the disk, then rerun")
+        fail(
+            f"{requirements.name} could not be installed into {home}: {error}; pip says why above: the network, the disk, "
+            "or a constraint of this machine, which PIP_CONSTRAINT=/dev/null lifts; then rerun"
+        )
     return python
 
 
