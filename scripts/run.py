@@ -56,8 +56,8 @@ def environment(name: str) -> Path:
         stamp.write_text(digest)
     except (OSError, subprocess.CalledProcessError) as error:
         fail(
-            f"{requirements.name} could not be installed into {home}: {error}; pip says why above: the network, the disk, "
-            "or a constraint of this machine, which PIP_CONSTRAINT=/dev/null lifts; then rerun"
+            f"{requirements.name} could not be installed into {home}: {error}; pip says why above: the network, the "
+            "disk, or a constraint of this machine, which PIP_CONSTRAINT=/dev/null lifts; then rerun"
         )
     return python
 
