@@ -60,8 +60,9 @@ class Pins:
     wheels: tuple[Wheel, ...]
 
 
-def load(path: Path = paths.PINS) -> Pins:
-    """Read the pins; Problem names the table and the key that are not as they should be."""
+def load() -> Pins:
+    """Read the pins; Problem says what is not as it should be."""
+    path = paths.PINS
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
         source = dict(table["source"])

@@ -49,13 +49,19 @@ DIFF = [
 
 FORMAT = [
     *DIFF,
+    "--no-add-header",
     "--no-attach",
+    "--no-base",
+    "--no-cc",
     "--no-cover-letter",
     "--no-encode-email-headers",
+    "--no-from",
+    "--no-notes",
     "--no-numbered",
     "--no-signature",
     "--no-stat",
     "--no-thread",
+    "--no-to",
     "--numbered-files",
     "--subject-prefix=PATCH",
     "--zero-commit",
@@ -215,10 +221,10 @@ class Tree(Repository):
             raise Problem(f"several commits would be exported as {twice[0]}; give one of them another subject")
         with tempfile.TemporaryDirectory() as folder:
             self.git("format-patch", "--quiet", *FORMAT, "--output-directory", folder, span)
-            files = sorted(Path(folder).iterdir(), key=lambda path: int(path.name))
-            if len(files) != len(names):
-                raise Problem(f"{self} has commits that change nothing; drop them with `git rebase -i {BASE}`")
-            return tuple(series.Patch(name, file.read_bytes()) for name, file in zip(names, files))
+            contents = [path.read_bytes() for path in sorted(Path(folder).iterdir(), key=lambda path: int(path.name))]
+        if not all(contents):
+            raise Problem(f"{self} has commits that change nothing; drop them with `git rebase -i {BASE}` there")
+        return tuple(series.Patch(name, content) for name, content in zip(names, contents))
 
     def changes(self, commit: str) -> list[diff.File]:
         """What the series changes in all."""
