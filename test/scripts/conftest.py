@@ -29,7 +29,7 @@ FILES = {
     "build_variables.bzl": 'sources = [\n    "engine.cpp",\n]\n',
     "dos.bat": "rem\r\n",
     "build.log": "a file that people often ignore\n",
-    ".hidden": "",
+    ".gitignore": "*.log\n",
 }
 BODY = "It is needed.\n\nUpstream-Status: Pending, a test\nDrop-When: the test is over"
 

@@ -38,8 +38,9 @@ def test_the_base_has_one_hash_whatever_the_user_has_set(
     (home / ".config" / "git").mkdir(parents=True)
     (home / ".config" / "git" / "ignore").write_text("*.log\n")
     (home / ".config" / "git" / "attributes").write_text("* text=auto eol=lf\n")
+    (home / "attributes").write_text("*.bat text\n")
     (home / ".gitconfig").write_text(
-        "[core]\nautocrlf = input\nsafecrlf = true\n[commit]\ngpgSign = true\n[user]\nname = Me\n"
+        "[core]\nautocrlf = input\nattributesFile = ~/attributes\n[commit]\ngpgSign = true\n[user]\nname = Me\n"
     )
     for name, value in {"HOME": home, "GIT_DIR": tmp_path / "elsewhere", "GIT_AUTHOR_NAME": "Me"}.items():
         monkeypatch.setenv(name, str(value))
@@ -204,9 +205,6 @@ def test_killed_anywhere_and_run_again(project: Project, kills: Callable[..., It
     project.two_patches()
     wanted = project.head()
     rounds = 0
-    for _ in kills(project.source):
-        rounds += 1
-    assert project.head() == wanted
 
     def from_nothing() -> None:
         subprocess.run(["rm", "-rf", project.tree.path], check=True)

@@ -27,7 +27,7 @@ def run(_: argparse.Namespace) -> None:
     if new != old:
         check_not_newer(tree, state, old)
     head, digest = tree.commit_of("HEAD"), series.digest(new)
-    if new != old or series.disorder(paths.PATCHES):
+    if new != old or series.disorder(paths.PATCHES) or state.status is Status.EXPORTING:
         tree.state = State(Status.EXPORTING, head, digest)
         series.write(paths.PATCHES, new)
     tree.state = State(Status.IN_STEP, head, digest)
