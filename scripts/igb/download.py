@@ -18,6 +18,10 @@ TIMEOUT = 60
 BLOCK = 1 << 18
 
 
+class Unavailable(Problem):
+    """This place does not give the file; another may."""
+
+
 def fetch(url: str, pin: pins.Archive, target: Path) -> None:
     """Download ``url`` to ``target``; what has arrived of it waits in a ``.part`` file beside it."""
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -28,12 +32,16 @@ def fetch(url: str, pin: pins.Archive, target: Path) -> None:
         if target.exists():
             part.unlink(missing_ok=True)
             return
-        _receive_all(url, pin, file)
+        try:
+            _receive_all(url, pin, file)
+        finally:
+            if not file.tell():
+                part.unlink()
     try:
-        pins.verify(part, pin)
+        pins.verify(part, pin, f"{url} gave it; it was removed, and a rerun starts anew")
     except Problem as problem:
         part.unlink()
-        raise Problem(f"{url} did not give the pinned file, and what it gave was removed: {problem}") from problem
+        raise Unavailable(str(problem)) from problem
     part.replace(target)
 
 
@@ -50,7 +58,7 @@ def _receive_all(url: str, pin: pins.Archive, file: BinaryIO) -> None:
             complete = size is not None and file.tell() >= size
             if file.tell() <= before and not complete:
                 kept = f"; the {before} bytes so far are kept, and a rerun goes on from there" if before else ""
-                raise Problem(f"{url} could not be downloaded: {failure}{kept}")
+                raise Unavailable(f"{url} could not be downloaded: {failure}{kept}")
 
 
 def _receive(url: str, file: BinaryIO, progress: Progress) -> int:

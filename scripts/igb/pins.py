@@ -83,12 +83,12 @@ def digest(path: Path) -> str:
     return result.hexdigest()
 
 
-def verify(path: Path, pin: PinnedFile) -> None:
+def verify(path: Path, pin: PinnedFile, remedy: str = "remove it and rerun to get a good copy") -> None:
     """Raise Problem unless the file at ``path`` is the pinned one."""
     found = digest(path)
     if found != pin.sha256:
         raise Problem(
-            f"{path} is not the pinned {pin.name}; remove it and rerun to get a good copy\n"
+            f"{path} is not the pinned {pin.name}; {remedy}\n"
             f"  sha256 wanted  {pin.sha256}\n"
             f"  sha256 found   {found}"
         )

@@ -75,7 +75,7 @@ class Project:
     def commit(self, subject: str, files: dict[str, str], body: str = BODY) -> None:
         for name, text in files.items():
             (self.tree.path / name).parent.mkdir(parents=True, exist_ok=True)
-            (self.tree.path / name).write_text(text, newline="")
+            (self.tree.path / name).write_bytes(text.encode())
         self.tree.git("add", "--all")
         self.tree.git("commit", "--quiet", "--message", f"{subject}\n\n{body}", date="2026-01-01T00:00:00Z")
 

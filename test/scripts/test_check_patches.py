@@ -45,7 +45,7 @@ NAME = "autograd-lend-the-buffer.patch"
 
 def lint(folder: Path, patch: str) -> list[str]:
     (folder / "series").write_text(f"{NAME}\n")
-    (folder / NAME).write_text(patch, newline="")
+    (folder / NAME).write_bytes(patch.encode())
     return patch_lint.check(folder)
 
 

@@ -151,6 +151,7 @@ def test_no_such_file(server: Server, pin: Archive, target: Path) -> None:
     server.content = b""
     with pytest.raises(Problem, match=r"127.0.0.1:\d+/file could not be downloaded: HTTP Error 416"):
         download.fetch(server.url, pin, target)
+    assert not list(target.parent.iterdir())
 
 
 def test_a_full_disk(server: Server, pin: Archive, target: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import FILES, Project, packed
-from igb import paths
+from igb import download, paths, pins
 from igb.commands import source
 from igb.errors import Problem
 from igb.git import Repository
@@ -145,9 +145,35 @@ def test_a_folder_that_make_source_did_not_make_is_left_alone(project: Project) 
 def test_no_source_anywhere(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
     project.archive.unlink()
     monkeypatch.setattr(source, "places", lambda pin: ["http://127.0.0.1:1/pytorch.tar.gz"])
-    with pytest.raises(Problem, match=r"could not be had from anywhere; check the network(?s:.*)127.0.0.1:1"):
+    with pytest.raises(
+        Problem, match=r"no place gives the sources of PyTorch 1.0; check the network(?s:.*)127.0.0.1:1"
+    ):
         project.source()
     assert not project.tree.path.exists()
+
+
+def test_the_next_place_is_tried_but_not_for_want_of_space(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = project.archive.read_bytes()
+    project.archive.unlink()
+    asked = []
+
+    def fetch(url: str, pin: pins.Archive, target: Path) -> None:
+        asked.append(url)
+        if url == "full":
+            raise Problem("no space")
+        if url == "bad":
+            raise download.Unavailable("it is not there")
+        target.parent.mkdir()
+        target.write_bytes(content)
+
+    monkeypatch.setattr(download, "fetch", fetch)
+    monkeypatch.setattr(source, "places", lambda pin: ["bad", "full", "good"])
+    with pytest.raises(Problem, match="^no space$"):
+        project.source()
+    monkeypatch.setattr(source, "places", lambda pin: ["bad", "good"])
+    project.source()
+    assert asked == ["bad", "full", "bad", "good"]
+    assert files_of(project.tree.path) == FILES
 
 
 def test_debian_comes_from_the_mirrors_of_apt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -156,7 +182,7 @@ def test_debian_comes_from_the_mirrors_of_apt(monkeypatch: pytest.MonkeyPatch, t
     apt.write_text("#!/bin/sh\nprintf 'http://mirror.test/debian/\\nhttp://mirror.test/debian/\\ncdrom:[x]/\\n'\n")
     apt.chmod(0o755)
     monkeypatch.setenv("PATH", f"{apt.parent}:{os.environ['PATH']}")
-    pin = source.pins.Archive("x.tar.xz", "0" * 64, debian_path="pool/x")
+    pin = pins.Archive("x.tar.xz", "0" * 64, debian_path="pool/x")
     assert source.places(pin) == ["http://mirror.test/debian/pool/x/x.tar.xz"]
 
 

@@ -110,12 +110,12 @@ def find(source: pins.Source, mirror: Path | None) -> Origin:
             try:
                 download.fetch(url, pin, paths.CACHE / pin.name)
                 return Origin(paths.CACHE / pin.name, pin)
-            except Problem as problem:
-                failures.append(f"  {problem}")
-    raise Problem(
-        f"the sources of PyTorch {source.version} could not be had from anywhere; check the network and rerun, or name "
-        "a copy with `make source ARGS='--from PATH'`\n" + "\n".join(failures)
+            except download.Unavailable as failure:
+                failures.append(f"  {failure}")
+    message = (
+        f"no place gives the sources of PyTorch {source.version}; check the network and rerun, or name a copy with"
     )
+    raise Problem("\n".join([f"{message} `make source ARGS='--from PATH'`", *failures]))
 
 
 def places(pin: pins.Archive) -> list[str]:
