@@ -39,9 +39,9 @@ def check_platform() -> None:
         )
 
 
-def environment(name: str) -> Path:
-    """The interpreter of build/NAME, made or renewed when requirements/NAME.txt changes."""
-    requirements, home = ROOT / "requirements" / f"{name}.txt", ROOT / "build" / name
+def environment(name: str, packages: str = "") -> Path:
+    """The interpreter of build/NAME, made or renewed when requirements/PACKAGES.txt (or NAME.txt) changes."""
+    requirements, home = ROOT / "requirements" / f"{packages or name}.txt", ROOT / "build" / name
     digest = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()
     python, stamp = home / "bin" / "python", home / "complete"
     if python.exists() and stamp.exists() and stamp.read_text() == digest:
