@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -42,7 +43,9 @@ def check_platform() -> None:
 def environment(name: str, packages: str = "") -> Path:
     """The interpreter of build/NAME, made or renewed when requirements/PACKAGES.txt (or NAME.txt) changes."""
     requirements, home = ROOT / "requirements" / f"{packages or name}.txt", ROOT / "build" / name
-    digest = hashlib.sha256(requirements.read_bytes() + sys.version.encode()).hexdigest()
+    pinned = requirements.read_text()
+    pinned += "".join((requirements.parent / name).read_text() for name in re.findall(r"^-r (.+)", pinned, re.MULTILINE))
+    digest = hashlib.sha256((pinned + sys.version).encode()).hexdigest()
     python, stamp = home / "bin" / "python", home / "complete"
     if python.exists() and stamp.exists() and stamp.read_text() == digest:
         return python
