@@ -3,7 +3,7 @@ PYTHON ?= python3
 RUN := $(PYTHON) scripts/run.py
 
 .DEFAULT_GOAL := help
-.PHONY: help source patches check-patches lint wheel test parity
+.PHONY: help source patches check-patches lint wheel test expectations parity
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,3 +28,6 @@ test: ## run the project's tests and upstream's on the wheel in dist/
 
 parity: ## run the property's tests on torch 2.15.0 as well
 	@$(RUN) parity $(ARGS)
+
+expectations: ## record what the unpatched release does in upstream's tests
+	@$(RUN) expectations $(ARGS)

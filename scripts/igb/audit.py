@@ -33,7 +33,7 @@ Numbers = npt.NDArray[numpy.int64]
 Bytes = npt.NDArray[numpy.uint8]
 Flags = npt.NDArray[numpy.bool_]
 
-CHUNK, OVERLAP = 16 << 20, 32  # bytes; what lies on the edge of a chunk is seen whole in one of the two
+CHUNK, OVERLAP = 16 << 20, 32  # bytes
 
 
 def audit(replacement: Replacement, touched: Collection[str]) -> None:
@@ -214,13 +214,14 @@ class Image:
     def code(self, targets: Numbers) -> tuple[Numbers, Numbers]:
         """Places in the code and what they lead to."""
         search, _ = SEARCHES[self.machine]
-        code = numpy.memmap(self.path, dtype=numpy.uint8, mode="r", offset=self.offset, shape=(self.size,))
+        # Each chunk is searched with a little of what is before and after it.
+        first = self.offset - OVERLAP
+        code = numpy.memmap(self.path, dtype=numpy.uint8, mode="r", offset=first, shape=(self.size + OVERLAP,))
         found = []
         with Progress(f"searching {self.path.name} for direct references", self.size, "B") as progress:
             for start in range(0, self.size, CHUNK):
-                before = min(start, OVERLAP)
-                chunk = numpy.array(code[start - before : start + CHUNK + OVERLAP])
-                places, reached = search(chunk, self.base + start - before)
+                chunk = numpy.array(code[start : start + CHUNK + 2 * OVERLAP])
+                places, reached = search(chunk, self.base + start - OVERLAP)
                 inside = (places >= self.base + start) & (places < self.base + start + CHUNK)
                 known = inside & is_in(reached, targets)
                 found.append((places[known], reached[known]))
@@ -244,8 +245,8 @@ def search_x86(code: Bytes, base: int) -> tuple[Numbers, Numbers]:
     Instructions are not decoded from a known start, so some of what is found is none; what is, is not missed.
     """
     length = len(code) - 4
-    before = code[3 : length - 1]  # the byte before the displacement at position 4 and on: opcode or ModRM
-    earlier = code[2 : length - 2]
+    before = code[3:length]  # the byte before the displacement at position 4 and on: opcode or ModRM
+    earlier = code[2 : length - 1]
     branch = (before == 0xE8) | (before == 0xE9) | ((earlier == 0x0F) & (before & 0xF0 == 0x80))
     operand = before & 0xC7 == 0x05
     positions = numpy.flatnonzero(branch | operand) + 4

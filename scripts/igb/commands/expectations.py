@@ -7,10 +7,8 @@ third_party/pytorch. Check in what changes.
 from __future__ import annotations
 
 import argparse
-import tempfile
-from pathlib import Path
 
-from igb import archive, paths, pins, release, testing, upstream
+from igb import paths, pins, release, testing, upstream
 from igb.errors import Problem
 from igb.log import logger
 from igb.tree import BASE, Tree
@@ -29,9 +27,10 @@ def run(_: argparse.Namespace) -> None:
     wheel = release.fetch(pinned.source.version, release.pin_for_interpreter(pinned.wheels))
     python = testing.environment("release-venv", wheel)
     tag = upstream.interpreter_tag(python)
-    with tempfile.TemporaryDirectory() as folder:
-        tests = base_tests(Path(folder))
-        results = upstream.run_all(python, tests, [suite for suite in upstream.SUITES if suite.is_recorded])
+    with Tree(paths.PYTORCH).scratch(BASE) as base:
+        base.git("checkout", "HEAD", "--", "test")
+        recorded = [suite for suite in upstream.SUITES if suite.is_recorded]
+        results = upstream.run_all(python, base.path / "test", recorded)
     for suite, outcomes in results.items():
         failures = [name for name, entry in outcomes.items() if entry["outcome"] == "failed"]
         if failures:
@@ -40,8 +39,3 @@ def run(_: argparse.Namespace) -> None:
         print(upstream.closing_line(suite, outcomes))
     logger.info("%s is written; check it in", upstream.RECORDS / tag)
 
-
-def base_tests(folder: Path) -> Path:
-    packed = folder / "test.tar"
-    Tree(paths.PYTORCH).git("archive", f"--output={packed}", BASE, "test")
-    return archive.unpack(packed, folder)
