@@ -44,7 +44,8 @@ def environment(name: str, packages: str = "") -> Path:
     """The interpreter of build/NAME, made or renewed when requirements/PACKAGES.txt (or NAME.txt) changes."""
     requirements, home = ROOT / "requirements" / f"{packages or name}.txt", ROOT / "build" / name
     pinned = requirements.read_text()
-    pinned += "".join((requirements.parent / name).read_text() for name in re.findall(r"^-r (.+)", pinned, re.MULTILINE))
+    for included in re.findall(r"^-r (.+)", pinned, re.MULTILINE):
+        pinned += (requirements.parent / included).read_text()
     digest = hashlib.sha256((pinned + sys.version).encode()).hexdigest()
     python, stamp = home / "bin" / "python", home / "complete"
     if python.exists() and stamp.exists() and stamp.read_text() == digest:
