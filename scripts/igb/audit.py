@@ -36,13 +36,14 @@ Flags = npt.NDArray[numpy.bool_]
 CHUNK, OVERLAP = 16 << 20, 32  # bytes
 
 
-def audit(replacement: Replacement, touched: Collection[str]) -> None:
+def audit(replacement: Replacement, touched: Collection[str], source: Path) -> None:
     """Raise Problem, with names, unless the replaced units are closed and register nothing.
 
-    ``touched`` has the source files that the series changes.
+    ``touched`` has the source files that the series changes, and ``source`` the patched tree, in which the units that
+    are missing are looked up.
     """
     check_registrations(replacement.objects)
-    check_references(replacement, touched)
+    check_references(replacement, touched, source)
 
 
 def check_registrations(objects: Iterable[Path]) -> None:
@@ -56,15 +57,26 @@ def check_registrations(objects: Iterable[Path]) -> None:
                 )
 
 
-def check_references(replacement: Replacement, touched: Collection[str]) -> None:
+def check_references(replacement: Replacement, touched: Collection[str], source: Path) -> None:
     found = outside_users(replacement, touched)
     if found:
-        pairs = dict.fromkeys(zip(demangle(place for place, _ in found), demangle(target for _, target in found)))
+        pairs = dict.fromkeys(zip(demangle(user for user, _ in found), demangle(used for _, used in found)))
         raise Problem(
             f"code of {replacement.old.name} that is not replaced uses functions of replaced units directly; replace "
             "the units that hold these users too (CMakeLists.txt):\n"
-            + "\n".join(f"  {place}\n    uses {target}" for place, target in pairs)
+            + "\n".join(f"  {' or '.join(units_of(user, source))}: {user}\n    uses {used}" for user, used in pairs)
         )
+
+
+def units_of(function: str, source: Path) -> list[str]:
+    """The source files that seem to define a function, found by its qualified name."""
+    plain = function
+    while (shorter := re.sub(r"<[^<>]*>", "", plain)) != plain:
+        plain = shorter
+    qualified = "::".join(plain.partition("(")[0].split(" ")[-1].split("::")[-2:])
+    files = (source / "torch" / "csrc").rglob("*.cpp")
+    text = f"{qualified}("
+    return sorted(str(file.relative_to(source)) for file in files if text in file.read_text(errors="replace")) or ["?"]
 
 
 def outside_users(replacement: Replacement, touched: Collection[str]) -> list[tuple[str, str]]:
@@ -313,7 +325,7 @@ def unit(path: Path) -> str:
     return text[text.rindex("/torch/csrc/") + 1 : -len(".o")] if "/torch/csrc/" in text else path.name
 
 
-def audit_once(replacement: Replacement, touched: Collection[str]) -> None:
+def audit_once(replacement: Replacement, touched: Collection[str], source: Path) -> None:
     """Audit, unless the same release and objects have passed already."""
     digest = hashlib.sha256(f"{replacement.old} {sorted(touched)}".encode())
     for path in replacement.objects:
@@ -322,7 +334,7 @@ def audit_once(replacement: Replacement, touched: Collection[str]) -> None:
     passed = paths.BUILD / "audit" / digest.hexdigest()[:20]
     if passed.exists():
         return
-    audit(replacement, touched)
+    audit(replacement, touched, source)
     passed.parent.mkdir(parents=True, exist_ok=True)
     passed.touch()
     logger.info("%s: all direct users of replaced code are replaced with it", replacement.old.name)

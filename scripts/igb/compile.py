@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -51,11 +52,13 @@ def replacements(release: Release, source: Path, sanitize: str = "") -> list[Rep
         logger.info("configuring for the release's flags: %s", flags)
         process.run([tool("cmake"), "-S", paths.ROOT, "-B", folder, "-G", "Ninja", *arguments])
     run_ninja(folder)
+    commands = json.loads((folder / "compile_commands.json").read_text())
     return [
         Replacement(
             release.lib / f"lib{name}.so",
             folder / f"lib{name}_igb.so",
-            tuple(sorted((folder / "CMakeFiles" / f"{name}_igb.dir").rglob("*.o"))),
+            # Objects of units that are no longer listed may lie there as well.
+            tuple(folder / command["output"] for command in commands if f"/{name}_igb.dir/" in command["output"]),
         )
         for name in ("torch_cpu", "torch_python")
     ]

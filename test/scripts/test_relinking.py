@@ -77,26 +77,26 @@ def test_calls_go_to_the_new_library(tmp_path: Path) -> None:
 
 def test_a_hidden_caller_is_named(tmp_path: Path) -> None:
     replacement = pair(tmp_path, {"engine.cpp": ENGINE.format(version=1)}, {"caller.cpp": CALLER})
-    with pytest.raises(Problem, match=r"(?s)through_hidden\(\)\n    uses inner_engine\(\)"):
-        audit.audit(replacement, touched=["torch/csrc/engine.cpp"])
+    with pytest.raises(Problem, match=r"torch/csrc/caller\.cpp: through_hidden\(\)\n    uses inner_engine\(\)"):
+        audit.audit(replacement, touched=["torch/csrc/engine.cpp"], source=tmp_path / "old")
 
 
 def test_state_matters_though_the_unit_is_untouched(tmp_path: Path) -> None:
     replacement = pair(tmp_path, {"engine.cpp": ENGINE.format(version=1)}, {"caller.cpp": CALLER})
     with pytest.raises(Problem, match=r"uses inner_engine\(\)"):
-        audit.audit(replacement, touched=[])
+        audit.audit(replacement, touched=[], source=tmp_path / "old")
 
 
 def test_a_pure_function_of_an_untouched_unit_may_stay_in_use(tmp_path: Path) -> None:
     replacement = pair(tmp_path, {"pure.cpp": PURE}, {"caller.cpp": PURE_CALLER})
-    audit.audit(replacement, touched=[])
+    audit.audit(replacement, touched=[], source=tmp_path / "old")
     with pytest.raises(Problem, match=r"four\(int\)\n    uses twice\(int\)"):
-        audit.audit(replacement, touched=["torch/csrc/pure.cpp"])
+        audit.audit(replacement, touched=["torch/csrc/pure.cpp"], source=tmp_path / "old")
 
 
 def test_replacing_the_caller_too_closes_the_set(tmp_path: Path) -> None:
     units = {"engine.cpp": ENGINE.format(version=1), "caller.cpp": CALLER}
-    audit.audit(pair(tmp_path, units, {"other.cpp": PURE}), touched=["torch/csrc/engine.cpp"])
+    audit.audit(pair(tmp_path, units, {"other.cpp": PURE}), touched=["torch/csrc/engine.cpp"], source=tmp_path / "old")
 
 
 def test_a_caller_behind_a_hidden_function_is_found(tmp_path: Path) -> None:
@@ -106,14 +106,14 @@ def test_a_caller_behind_a_hidden_function_is_found(tmp_path: Path) -> None:
     }
     replacement = pair(tmp_path, {"engine.cpp": ENGINE.format(version=1)}, kept)
     with pytest.raises(Problem, match=r"between\(\)\n    uses inner_engine\(\)"):
-        audit.audit(replacement, touched=["torch/csrc/engine.cpp"])
+        audit.audit(replacement, touched=["torch/csrc/engine.cpp"], source=tmp_path / "old")
 
 
 def test_a_pointer_counts_as_a_use(tmp_path: Path) -> None:
     kept = {"table.cpp": 'int inner_engine(); __attribute__((visibility("default"))) int (*table[])() = {inner_engine};'}
     replacement = pair(tmp_path, {"engine.cpp": ENGINE.format(version=1)}, kept)
     with pytest.raises(Problem, match=r"uses inner_engine\(\)"):
-        audit.audit(replacement, touched=["torch/csrc/engine.cpp"])
+        audit.audit(replacement, touched=["torch/csrc/engine.cpp"], source=tmp_path / "old")
 
 
 def test_a_registration_is_refused(tmp_path: Path) -> None:

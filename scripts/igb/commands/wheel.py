@@ -56,7 +56,7 @@ def build(tree: Tree, release: Release, folder: Path) -> Path:
     members: dict[str, bytes | Path] = {**payload.files(tree, release, version)}
     touched = tree.git("diff", "--name-only", "--no-renames", BASE, "HEAD").splitlines()
     for replacement in compile.replacements(release, tree.path):
-        audit.audit_once(replacement, touched)
+        audit.audit_once(replacement, touched, tree.path)
         members |= relinked(replacement)
     stamp = paths.BUILD / "wheel.sha256"
     digest = digest_of(release, members)
