@@ -3,7 +3,7 @@ PYTHON ?= python3
 RUN := $(PYTHON) scripts/run.py
 
 .DEFAULT_GOAL := help
-.PHONY: help source patches check-patches lint wheel test expectations parity
+.PHONY: help source patches check-patches lint wheel test expectations fuzz parity
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ wheel: ## relink the release wheel with the series into dist/
 
 test: ## run the project's tests and upstream's on the wheel in dist/
 	@$(RUN) test $(ARGS)
+
+fuzz: ## run the random-graph test for long
+	@$(RUN) fuzz $(ARGS)
 
 parity: ## run the property's tests on torch 2.15.0 as well
 	@$(RUN) parity $(ARGS)
