@@ -54,7 +54,9 @@ class Repository:
     def git(self, *arguments: str | Path, date: str | None = None, explain: str = "") -> str:
         settings = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
         command = ["git", *settings, *arguments]
-        return process.run(command, cwd=self.path, env=environment(date), explain=explain)
+        # A folder that is no repository must not be taken for a part of one around it.
+        variables = {**environment(date), "GIT_CEILING_DIRECTORIES": str(self.path.absolute().parent)}
+        return process.run(command, cwd=self.path, env=variables, explain=explain)
 
     def commit_of(self, revision: str) -> str:
         return self.git("rev-parse", "--verify", "--quiet", f"{revision}^{{commit}}").strip()

@@ -126,6 +126,14 @@ def test_a_checkout_without_the_release_is_refused(project: Project, tmp_path: P
         source.fill(named=other.path)
 
 
+def test_a_part_of_a_checkout_is_refused(project: Project, tmp_path: Path) -> None:
+    whole = make_repository(tmp_path / "whole", {"engine.cpp": "release\n"})
+    project.pin(commit=whole.commit_of("HEAD"))
+    (whole.path / "part").mkdir()
+    with pytest.raises(Problem, match="part is not a git checkout"):
+        source.fill(named=whole.path / "part")
+
+
 def test_a_tree_on_another_base_is_left_alone(project: Project) -> None:
     project.source()
     project.archive.write_bytes(packed({"engine.cpp": "other\n"}))
