@@ -13,7 +13,9 @@ RECORDED = b"-fvisibility-inlines-hidden"
 
 # Of the recorded flags, those that change generated code or what headers declare. Warnings are left to the compiler
 # at hand, and -fPIC and optimisation to CMake.
-KEPT = re.compile(r"-D\S+|-fabi-version=\d+|-f(?:no-)?(?:math-errno|trapping-math)|-faligned-new|-fvisibility-inlines-hidden")
+KEPT = re.compile(
+    r"-D\S+|-fabi-version=\d+|-f(?:no-)?(?:math-errno|trapping-math)|-faligned-new|-fvisibility-inlines-hidden"
+)
 
 OPTIMISATION = re.compile(r"(?<!\S)-O\d(?!\S)")
 

@@ -52,8 +52,8 @@ def check_registrations(objects: Iterable[Path]) -> None:
         for name in demangle(undefined):
             if REGISTRATIONS.match(name):
                 raise Problem(
-                    f"{unit(path)} registers something when it loads ({name.split('(')[0]}), and the release's own copy "
-                    "does too; move the registration to a unit that is not replaced"
+                    f"{unit(path)} registers something when it loads ({name.split('(')[0]}), and so does the release's "
+                    "own copy; move the registration to a unit that is not replaced"
                 )
 
 
@@ -64,27 +64,27 @@ def check_references(replacement: Replacement, touched: Collection[str], source:
         raise Problem(
             f"code of {replacement.old.name} that is not replaced uses functions of replaced units directly; replace "
             "the units that hold these users too (CMakeLists.txt):\n"
-            + "\n".join(f"  {' or '.join(units_of(user, source))}: {user}\n    uses {used}" for user, used in pairs)
+            + "\n".join(f"  {units_of(user, source)}: {user}\n    uses {used}" for user, used in pairs)
         )
 
 
-def units_of(function: str, source: Path) -> list[str]:
+def units_of(function: str, source: Path) -> str:
     """The source files that seem to define a function, found by its qualified name."""
     plain = function
     while (shorter := re.sub(r"<[^<>]*>", "", plain)) != plain:
         plain = shorter
     qualified = "::".join(plain.partition("(")[0].split(" ")[-1].split("::")[-2:])
     files = (source / "torch" / "csrc").rglob("*.cpp")
-    text = f"{qualified}("
-    return sorted(str(file.relative_to(source)) for file in files if text in file.read_text(errors="replace")) or ["?"]
+    found = [file for file in files if f"{qualified}(" in file.read_text(errors="replace")]
+    return " or ".join(sorted(str(file.relative_to(source)) for file in found)) or "?"
 
 
 def outside_users(replacement: Replacement, touched: Collection[str]) -> list[tuple[str, str]]:
     """The (user, used) pairs through which the old library would still run code whose replacement matters.
 
-    Starts at what is replaced, not exported and not harmless, and follows direct references backwards. A path that comes to a
-    replaced function ends well: that function is dead in the old library. One that comes to an exported function, or
-    to code that is only pointed to, is alive.
+    Starts at what is replaced, not exported and not harmless, and follows direct references backwards. A path that
+    comes to a replaced function ends well: that function is dead in the old library. One that comes to an exported
+    function, or to code that is only pointed to, is alive.
     """
     table = [symbol for symbol in elf.symbols(replacement.old, ".symtab") if symbol.is_defined and symbol.size]
     exported = elf.exports(replacement.old)
@@ -195,7 +195,8 @@ def cached_references(library: Path, targets: Numbers) -> Numbers:
     """Two rows, places and the targets that they refer to, sorted by target; kept in build/ for each library."""
     cache = paths.BUILD / "audit" / f"{library.parents[2].name}-{library.name}.npy"
     if cache.exists():
-        return numpy.load(cache)
+        rows: Numbers = numpy.load(cache)
+        return rows
     image = Image(library)
     places, reached = (numpy.concatenate(parts) for parts in zip(image.code(targets), image.pointers(targets)))
     order = numpy.argsort(reached, kind="stable")
@@ -307,7 +308,8 @@ def is_in(values: Numbers, wanted: Numbers) -> Flags:
     """As numpy.isin, for ``wanted`` in order."""
     index = numpy.searchsorted(wanted, values)
     index[index == len(wanted)] = 0
-    return wanted[index] == values
+    result: Flags = wanted[index] == values
+    return result
 
 
 def demangle(names: Iterable[str]) -> list[str]:

@@ -101,8 +101,9 @@ def run_ninja(folder: Path) -> None:
     environment = {**os.environ, "NINJA_STATUS": "[%f/%t] "}
     tail: deque[str] = deque(maxlen=60)
     progress: Progress | None = None  # nothing is said when nothing has to be done
-    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as ninja:
-        assert ninja.stdout is not None
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=environment, stdout=pipe, stderr=subprocess.STDOUT, text=True) as ninja:
+        assert ninja.stdout
         for line in ninja.stdout:
             tail.append(line.rstrip())
             if step := re.match(r"\[(\d+)/(\d+)\] ", line):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import struct
 import sysconfig
@@ -117,7 +116,7 @@ def undefine(path: Path, names: set[str]) -> list[str]:
             if symbol.name not in names or not symbol.is_defined or symbol.binding == LOCAL:
                 continue
             if symbol.kind in {TLS, INDIRECT}:
-                raise Problem(f"{symbol.name} of {path.name} is thread-local or resolved at run time; it cannot be rewired")
+                raise Problem(f"{symbol.name} of {path} is thread-local or resolved at run time; it cannot be rewired")
             file.seek(offset + position * SYMBOL.size + 6)
             file.write(struct.pack("<HQQ", UNDEFINED, 0, 0))
             undefined.append(symbol.name)
@@ -135,7 +134,7 @@ def check(old: Path, rewired: Path, new: Path, names: list[str]) -> None:
         raise Problem(f"rewiring {old.name} lost {len(lost)} symbols, such as {min(lost)}; this is a fault of patchelf")
     if missing := set(names) - exports(new):
         raise Problem(f"{new.name} does not define {min(missing)}, which {old.name} is rewired to")
-    if needed(rewired)[:1] != [new.name] and new.name not in needed(rewired):
+    if new.name not in needed(rewired):
         raise Problem(f"{rewired} does not need {new.name}; this is a fault of patchelf")
     size = rewired.stat().st_size
     with rewired.open("rb") as file:
@@ -156,4 +155,4 @@ def check(old: Path, rewired: Path, new: Path, names: list[str]) -> None:
 
 def is_newer(path: Path, *inputs: Path) -> bool:
     """Whether ``path`` exists and was made after all of ``inputs``."""
-    return path.exists() and all(os.stat(path).st_mtime_ns >= os.stat(source).st_mtime_ns for source in inputs)
+    return path.exists() and all(path.stat().st_mtime_ns >= source.stat().st_mtime_ns for source in inputs)

@@ -79,9 +79,9 @@ def fetch(version: str, pin: pins.Wheel) -> Path:
     shutil.rmtree(stage, ignore_errors=True)
     stage.mkdir(parents=True)
     logger.info("downloading %s (0.8 GB) with pip", pin.name)
+    options = ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-deps", "--only-binary=:all:"]
     process.run(
-        [paths.PYTHON, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--no-cache-dir"]
-        + ["--only-binary=:all:", "--dest", stage, f"torch=={version}"],
+        [paths.PYTHON, "-m", "pip", "download", *options, "--dest", stage, f"torch=={version}"],
         explain="check the network and the disk, or fetch the wheel elsewhere and name it with --wheel PATH",
     )
     arrived = next(stage.glob("*.whl"))

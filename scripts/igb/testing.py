@@ -19,7 +19,8 @@ def environment(name: str, wheel: Path) -> Path:
     if stamp.exists() and stamp.read_text() == digest:
         return python
     logger.info("installing %s into %s, with what it depends on", wheel.name, python.parents[1])
-    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+    options = ["--quiet", "--disable-pip-version-check", "--no-compile"]
+    install: list[str | Path] = [python, "-m", "pip", "install", *options]
     # A wheel of the same version replaces the one before; the dependencies are there already.
     again = ["--force-reinstall", "--no-deps"] if stamp.exists() else []
     stamp.unlink(missing_ok=True) if not again else stamp.write_text("")

@@ -48,7 +48,7 @@ SUITES = (
 
 
 def run_all(python: Path, tests: Path, suites: Iterable[Suite] = SUITES) -> dict[Suite, Outcomes]:
-    """Run ``suites`` from upstream's folder ``tests`` on the torch of ``python``, as many at once as there are cores."""
+    """Run ``suites`` of upstream's folder ``tests`` on the torch of ``python``, as many at once as there are cores."""
     suites = [suite for suite in suites if (tests / suite.file).exists()]
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         # The tests write beside themselves, and the source tree is to stay as it is.
@@ -60,10 +60,11 @@ def run_all(python: Path, tests: Path, suites: Iterable[Suite] = SUITES) -> dict
 def run(python: Path, tests: Path, suite: Suite) -> Outcomes:
     file = tests / suite.file
     report = file.with_suffix(".json")
-    command = [python, "-m", "igb.recorder", file, suite.classes, report]
+    command: list[str | Path] = [python, "-m", "igb.recorder", file, suite.classes, report]
     variables = {**os.environ, "PYTHONPATH": str(paths.ROOT / "scripts"), "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE
     done = subprocess.run(
-        command, cwd=file.parent, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+        command, cwd=file.parent, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True, check=False
     )
     if not report.exists():
         tail = "\n".join(done.stdout.splitlines()[-25:])

@@ -12,7 +12,6 @@ import csv
 import hashlib
 import io
 import os
-import shutil
 import struct
 import time
 import zipfile
@@ -105,8 +104,9 @@ def write(output: zipfile.ZipFile, name: str, content: bytes | Path, template: z
     info._compresslevel = LEVEL  # type: ignore[attr-defined]
     digest, size = hashlib.sha256(), 0
     info.file_size = len(content) if isinstance(content, bytes) else content.stat().st_size
-    with output.open(info, "w") as member, io.BytesIO(content) if isinstance(content, bytes) else content.open("rb") as f:
-        while block := f.read(BLOCK):
+    stream = io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
+    with stream, output.open(info, "w") as member:
+        while block := stream.read(BLOCK):
             digest.update(block)
             size += len(block)
             member.write(block)
@@ -135,7 +135,7 @@ def copy_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, output: zipfile
         left -= len(block)
     output.filelist.append(new)
     output.NameToInfo[name] = new
-    output.start_dir = output.fp.tell()  # type: ignore[attr-defined]
+    output.start_dir = output.fp.tell()
 
 
 def verify(path: Path) -> None:
@@ -174,5 +174,3 @@ def moment() -> tuple[int, int, int, int, int, int]:
     return time.gmtime(seconds)[:6]
 
 
-def is_enough_space(folder: Path, wanted: int) -> bool:
-    return shutil.disk_usage(folder).free >= wanted

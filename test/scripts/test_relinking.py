@@ -110,7 +110,8 @@ def test_a_caller_behind_a_hidden_function_is_found(tmp_path: Path) -> None:
 
 
 def test_a_pointer_counts_as_a_use(tmp_path: Path) -> None:
-    kept = {"table.cpp": 'int inner_engine(); __attribute__((visibility("default"))) int (*table[])() = {inner_engine};'}
+    table = '__attribute__((visibility("default"))) int (*table[])() = {inner_engine};'
+    kept = {"table.cpp": f"int inner_engine(); {table}"}
     replacement = pair(tmp_path, {"engine.cpp": ENGINE.format(version=1)}, kept)
     with pytest.raises(Problem, match=r"uses inner_engine\(\)"):
         audit.audit(replacement, touched=["torch/csrc/engine.cpp"], source=tmp_path / "old")

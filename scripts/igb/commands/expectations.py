@@ -34,7 +34,7 @@ def run(_: argparse.Namespace) -> None:
     for suite, outcomes in results.items():
         failures = [name for name, entry in outcomes.items() if entry["outcome"] == "failed"]
         if failures:
-            raise Problem(f"the release itself fails {failures[0]} ({len(failures)} in all); nothing was recorded for it")
+            raise Problem(f"the release itself fails {failures[0]}, {len(failures)} in all; it was not recorded")
         upstream.save(suite, tag, outcomes)
         print(upstream.closing_line(suite, outcomes))
     logger.info("%s is written; check it in", upstream.RECORDS / tag)

@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def run_project_tests(python: Path, options: list[str]) -> list[str]:
-    command = [python, "-m", "pytest", "-q", *(options or [paths.TESTS])]
+    command = [str(python), "-m", "pytest", "-q", *(options or [str(paths.TESTS)])]
     # igb.paths gives the tests the interpreter of the environment that they run in.
     variables = {**os.environ, "PYTHONPATH": str(paths.ROOT / "scripts"), "IGB_PYTHON": str(paths.PYTHON)}
     return ["the project's"] if subprocess.run(command, cwd=paths.ROOT, env=variables, check=False).returncode else []

@@ -47,7 +47,7 @@ def check_machine() -> None:
     paths.BUILD.mkdir(parents=True, exist_ok=True)
     free = shutil.disk_usage(paths.BUILD).free
     if free < DISK and not any(paths.DIST.glob("*.whl")):
-        raise Problem(f"{paths.BUILD} has {free / 1e9:.1f} GB left and {DISK / 1e9:.1f} GB are needed; free some and rerun")
+        raise Problem(f"{paths.BUILD} has {free / 1e9:.1f} GB left of the {DISK / 1e9:.1f} GB needed; free some")
 
 
 def build(tree: Tree, release: Release, folder: Path) -> Path:
