@@ -19,7 +19,7 @@ PYTHON, HEADERS = (".py", ".pyi"), (".h", ".hpp", ".cuh")
 
 def files(tree: Tree, release: Release, version: str) -> dict[str, bytes]:
     """The members of the wheel that differ from the release's, by name."""
-    changed = tree.git("diff", "--name-only", "--no-renames", BASE, "HEAD").splitlines()
+    changed = changed_paths(tree)
     result = {
         name: (tree.path / path).read_bytes()
         for path in changed
@@ -28,6 +28,11 @@ def files(tree: Tree, release: Release, version: str) -> dict[str, bytes]:
     if STUB_TEMPLATE in changed:
         result[STUB] = patched_stub(tree, release)
     return result | versioned(release, version)
+
+
+def changed_paths(tree: Tree) -> list[str]:
+    """The files that differ from the base, whether or not their changes are committed."""
+    return tree.git("diff", "--name-only", "--no-renames", BASE).splitlines()
 
 
 def shipped_as(path: str) -> str | None:
@@ -46,7 +51,7 @@ def shipped_as(path: str) -> str | None:
 
 def patched_stub(tree: Tree, release: Release) -> bytes:
     """The release's generated stub with the series' change to the template it was generated from."""
-    change = tree.git("diff", *DIFF, BASE, "HEAD", "--", STUB_TEMPLATE).replace(STUB_TEMPLATE, STUB)
+    change = tree.git("diff", *DIFF, BASE, "--", STUB_TEMPLATE).replace(STUB_TEMPLATE, STUB)
     with tempfile.TemporaryDirectory() as folder:
         stub = Path(folder, STUB)
         stub.parent.mkdir(parents=True)

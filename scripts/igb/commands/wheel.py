@@ -17,7 +17,7 @@ from igb.commands import source
 from igb.errors import Problem
 from igb.log import logger
 from igb.release import Release, obtain
-from igb.tree import BASE, Tree
+from igb.tree import Tree
 
 HELP = "relink the release wheel with the series into dist/"
 
@@ -54,7 +54,7 @@ def build(tree: Tree, release: Release, folder: Path) -> Path:
     """The relinked wheel of ``release`` with the series in ``tree``; made unless it is there already."""
     version = f"{wheelfile.Wheel.named(release.wheel).version}+{SUFFIX}"
     members: dict[str, bytes | Path] = {**payload.files(tree, release, version)}
-    touched = tree.git("diff", "--name-only", "--no-renames", BASE, "HEAD").splitlines()
+    touched = payload.changed_paths(tree)
     for replacement in compile.replacements(release, tree.path):
         audit.audit_once(replacement, touched, tree.path)
         members |= relinked(replacement)
