@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 logger = logging.getLogger("igb")
 
@@ -64,3 +67,21 @@ class Progress:
 
     def _amount(self, value: int) -> str:
         return f"{value / 1e6:.1f} MB" if self.unit == "B" else f"{value} {self.unit}".rstrip()
+
+
+@contextmanager
+def heartbeat(what: str, every: float = 15.0) -> Iterator[None]:
+    """Say each few seconds that ``what`` goes on, for a step that cannot tell how far it has come."""
+    started, ended = time.monotonic(), threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(every):
+            logger.info("%s: %.0f s so far", what, time.monotonic() - started)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -1,7 +1,8 @@
-"""Run one unittest file and write what became of each test; started by ``upstream`` under the interpreter to test.
+"""Run one unittest file and write what becomes of each test; started by ``upstream`` under the interpreter to test.
 
 Needs nothing but the standard library. Usage: ``python -m igb.recorder FILE CLASSES REPORT``, in FILE's folder; CLASSES
-is a regular expression that names the classes to run, REPORT the JSON file to write.
+is a regular expression that names the classes to run, REPORT the file to write: a JSON list of name, outcome and detail
+a line. A later line about a test replaces an earlier one, so that a process that dies has named the test it died in.
 """
 
 from __future__ import annotations
@@ -10,30 +11,32 @@ import importlib.util
 import json
 import re
 import sys
-import time
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-Outcome = dict[str, str]  # "outcome" is passed, failed, skipped or expected failure; "detail" a reason or traceback
+from typing import Any, TextIO
 
 
 class Recorder(unittest.TestResult):
-    """Keeps the outcome of each test; a test of which any part failed has failed."""
+    """Writes outcomes: passed, failed, skipped or expected failure. A test of which any part failed has failed."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: TextIO) -> None:
         super().__init__()
-        self.outcomes: dict[str, Outcome] = {}
-        self.shown = time.monotonic()
+        self.report = report
+        self.failed: set[str] = set()
+
+    def write(self, test: unittest.TestCase, outcome: str, detail: str = "") -> None:
+        print(json.dumps([test.id(), outcome, detail]), file=self.report, flush=True)
 
     def record(self, test: unittest.TestCase, outcome: str, detail: str = "") -> None:
-        name = test.id()
-        if self.outcomes.get(name, {}).get("outcome") != "failed":
-            self.outcomes[name] = {"outcome": outcome, "detail": detail}
-        if time.monotonic() - self.shown > 10:
-            self.shown = time.monotonic()
-            print(f"{len(self.outcomes)} tests done", flush=True)
+        if test.id() not in self.failed:
+            self.write(test, outcome, detail)
+        if outcome == "failed":
+            self.failed.add(test.id())
+
+    def startTest(self, test: unittest.TestCase) -> None:
+        super().startTest(test)
+        self.write(test, "failed", "the process ended during this test")
 
     def addSuccess(self, test: unittest.TestCase) -> None:
         self.record(test, "passed")
@@ -78,9 +81,8 @@ def main() -> None:
     file, classes, report = Path(sys.argv[1]).resolve(), re.compile(sys.argv[2]), Path(sys.argv[3])
     sys.argv = [str(file)]
     suite = unittest.TestSuite(test for test in tests_of(file) if classes.fullmatch(type(test).__name__))
-    recorder = Recorder()
-    suite.run(recorder)
-    report.write_text(json.dumps(recorder.outcomes))
+    with report.open("w") as lines:
+        suite.run(Recorder(lines))
 
 
 if __name__ == "__main__":

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import run as launcher
 
-from igb import pins, process
+from igb import paths, pins, process
 from igb.errors import Problem
-from igb.log import logger
+from igb.log import heartbeat, logger
 
 
 def environment(name: str, wheel: Path) -> Path:
@@ -24,15 +24,24 @@ def environment(name: str, wheel: Path) -> Path:
     # A wheel of the same version replaces the one before; the dependencies are there already.
     again = ["--force-reinstall", "--no-deps"] if stamp.exists() else []
     stamp.unlink(missing_ok=True) if not again else stamp.write_text("")
-    process.run([*install, *again, wheel], explain="check the network and the disk, then rerun")
+    with heartbeat("installing"):
+        process.run([*install, *again, wheel], explain="check the network and the disk, then rerun")
     process.run([python, "-m", "pip", "check"], explain=f"{wheel.name} and its dependencies do not fit together")
     stamp.write_text(digest)
     return python
 
 
 def the_wheel(folder: Path) -> Path:
-    wheels = sorted(folder.glob("torch-*.whl"))
-    if len(wheels) != 1:
-        found = ", ".join(wheel.name for wheel in wheels) or "none"
-        raise Problem(f"one wheel of torch is wanted in {folder}, and there is {found}; run `make wheel`")
+    """The wheel in ``folder`` for the user's interpreter."""
+    tag = interpreter_tag(paths.PYTHON)
+    wheels = sorted(folder.glob(f"torch-*-{tag}-{tag}-*.whl"))
+    if not wheels:
+        raise Problem(f"{folder} has no wheel of torch for {tag}, which is what {paths.PYTHON} takes; run `make wheel`")
+    if len(wheels) > 1:
+        found = ", ".join(wheel.name for wheel in wheels)
+        raise Problem(f"{folder} has several wheels of torch for {tag} ({found}); remove all but one")
     return wheels[0]
+
+
+def interpreter_tag(python: Path) -> str:
+    return process.run([python, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])"]).strip()

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from igb import upstream
+from igb import testing, upstream
 from igb.errors import Problem
 
 RECORD = {"T.passes": "passed", "T.skipped": "skipped: no GPU", "T.xfail": "expected failure"}
@@ -49,11 +49,11 @@ def test_a_new_test_that_passes_is_welcome() -> None:
 def test_a_test_that_is_gone_is_named() -> None:
     shrunk = outcomes()
     del shrunk["T.passes"]
-    assert upstream.contradictions(shrunk, RECORD) == ["T.passes is no longer there"]
+    assert upstream.contradictions(shrunk, RECORD) == ["T.passes did not run; the record says passed"]
 
 
 def test_without_a_record_everything_has_to_pass() -> None:
-    assert len(upstream.contradictions(outcomes(), None)) == 2
+    assert len(upstream.contradictions(outcomes(), {})) == 2
 
 
 FILE = """
@@ -93,7 +93,52 @@ def test_the_recorder_tells_outcomes_apart(tmp_path: Path) -> None:
     assert upstream.closing_line(upstream.Suite("test_file.py"), result) == "test_file: 2 passed, 3 failed, 1 skipped"
 
 
-def test_a_file_that_dies_is_no_success(tmp_path: Path) -> None:
-    (tmp_path / "test_file.py").write_text("import os; print('last words'); os.abort()")
-    with pytest.raises(Problem, match="did not come to its end"):
-        upstream.run(Path(sys.executable), tmp_path, upstream.Suite("test_file.py"))
+def run_file(folder: Path, text: str) -> list[str]:
+    (folder / "test_file.py").write_text(text)
+    suite = upstream.Suite("test_file.py", is_recorded=False)
+    return upstream.contradictions(upstream.run(Path(sys.executable), folder, suite), {"test_file.T.test_z": "passed"})
+
+
+def test_a_test_in_which_the_process_dies_is_named_and_so_are_those_after_it(tmp_path: Path) -> None:
+    text = "import os, unittest\nclass T(unittest.TestCase):\n    def test_dies(self): os.abort()\n"
+    text += "    def test_z(self): pass"
+    died, last_words, not_run = run_file(tmp_path, text)
+    assert died.startswith("test_file.T.test_dies: failed; the record says passed\nthe process ended during this test")
+    assert "Fatal Python error: Aborted" in last_words
+    assert not_run == "test_file.T.test_z did not run; the record says passed"
+
+
+def test_a_file_that_cannot_be_imported_is_no_success(tmp_path: Path) -> None:
+    last_words, _ = run_file(tmp_path, "import nothing_of_this_name")
+    assert last_words.startswith("test_file.py: failed")
+    assert "No module named 'nothing_of_this_name'" in last_words
+
+
+def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Problem, match=r"has no test_autograd\.py"):
+        upstream.run_all(Path(sys.executable), tmp_path)
+
+
+def test_switches_of_the_surroundings_do_not_reach_the_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CI", "PYTORCH_TEST_WITH_SLOW", "TORCH_LOGS", "DISABLED_TESTS_FILE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    checks = "assert not {'CI', 'PYTORCH_TEST_WITH_SLOW', 'TORCH_LOGS', 'DISABLED_TESTS_FILE'} & set(os.environ)"
+    text = f"import os, unittest\n{checks}\nassert not os.environ['CUDA_VISIBLE_DEVICES']\n"
+    text += "class T(unittest.TestCase):\n    def test_z(self): pass"
+    assert run_file(tmp_path, text) == []
+
+
+WHEELS = ["torch-2.6.0+igb.1-cp311-cp311-linux_x86_64.whl", "torch-2.6.0+igb.1-cp312-cp312-linux_x86_64.whl"]
+
+
+def test_the_wheel_is_that_of_the_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(testing, "interpreter_tag", lambda _: "cp312")
+    with pytest.raises(Problem, match="no wheel of torch for cp312"):
+        testing.the_wheel(tmp_path)
+    for name in WHEELS:
+        (tmp_path / name).touch()
+    assert testing.the_wheel(tmp_path).name == WHEELS[1]
+    (tmp_path / WHEELS[1].replace("igb.1", "igb.2")).touch()
+    with pytest.raises(Problem, match="several wheels"):
+        testing.the_wheel(tmp_path)

@@ -26,7 +26,7 @@ def run(_: argparse.Namespace) -> None:
     pinned = pins.load()
     wheel = release.fetch(pinned.source.version, release.pin_for_interpreter(pinned.wheels))
     python = testing.environment("release-venv", wheel)
-    tag = upstream.interpreter_tag(python)
+    tag = testing.interpreter_tag(python)
     with Tree(paths.PYTORCH).scratch(BASE) as base:
         base.git("checkout", "HEAD", "--", "test")
         recorded = [suite for suite in upstream.SUITES if suite.is_recorded]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from igb import paths, testing, upstream
 from igb.errors import Problem
-from igb.log import logger
+from igb.log import heartbeat, logger
 
 HELP = "run the project's tests and upstream's on the wheel in dist/"
 
@@ -27,15 +27,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    python = testing.environment("venv", arguments.wheel or testing.the_wheel(paths.DIST))
+    # What is missing shows before the long steps.
+    wheel = arguments.wheel or testing.the_wheel(paths.DIST)
+    records = load_records() if arguments.only != "project" else {}
+    python = testing.environment("venv", wheel)
     failed = []
     if arguments.only != "upstream":
         logger.info("running the project's tests")
         failed += run_project_tests(python, arguments.pytest)
     if arguments.only != "project":
-        failed += run_upstream_tests(python)
+        logger.info("running upstream's tests")
+        failed += run_upstream_tests(python, records)
     if failed:
         raise Problem(f"tests failed: {', '.join(failed)}; their output is above")
+
+
+def load_records() -> dict[upstream.Suite, dict[str, str]]:
+    if not paths.PYTORCH.exists():
+        raise Problem(f"{paths.PYTORCH} does not exist; run `make source` first")
+    tag = testing.interpreter_tag(paths.PYTHON)
+    return {suite: upstream.load(suite, tag) for suite in upstream.SUITES}
 
 
 def run_project_tests(python: Path, options: list[str]) -> list[str]:
@@ -52,21 +63,17 @@ def run_pytest(python: Path, options: list[str]) -> str:
     path = os.pathsep.join([str(python.parent), os.environ.get("PATH", os.defpath)])
     variables = {**os.environ, "PYTHONPATH": str(paths.ROOT / "scripts"), "PATH": path}
     command = [str(python), "-m", "pytest", "-q", *options]
-    done = subprocess.run(
-        command, cwd=paths.ROOT, env=variables, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
-    )
+    pipe = subprocess.PIPE
+    with heartbeat(" ".join(options)):
+        done = subprocess.run(
+            command, cwd=paths.ROOT, env=variables, stdout=pipe, stderr=subprocess.STDOUT, text=True, check=False
+        )
     print(f"{' '.join(options)}\n{done.stdout}", flush=True)
     return " ".join(options) if done.returncode else ""
 
 
-def run_upstream_tests(python: Path) -> list[str]:
-    tests = paths.PYTORCH / "test"
-    if not tests.exists():
-        raise Problem(f"{tests} does not exist; run `make source` first")
-    tag = upstream.interpreter_tag(python)
-    records = {suite: upstream.load(suite, tag) if suite.is_recorded else None for suite in upstream.SUITES}
-    logger.info("running upstream's tests")
-    results = upstream.run_all(python, tests)
+def run_upstream_tests(python: Path, records: dict[upstream.Suite, dict[str, str]]) -> list[str]:
+    results = upstream.run_all(python, paths.PYTORCH / "test")
     failed = []
     for suite, outcomes in results.items():
         found = upstream.contradictions(outcomes, records[suite])
