@@ -38,7 +38,7 @@ class Terse:
 class Leaf(Terse):
     layout: str = "dense"  # of LEAF_LAYOUTS
     requires_grad: bool = True
-    grad: bool = False  # whether .grad exists before the first pass
+    grad: str | None = None  # of GRADIENT_LAYOUTS: what .grad is before the first pass
 
 
 @dataclass(frozen=True, repr=False)
@@ -69,8 +69,8 @@ class Custom(Terse):
     grad_mode: bool | None = None  # set within the body
     materialize: bool = True
     product: bool = False  # whether contributions are multiplied by the first tensor argument, from saved_tensors
-    nested: str | None = None  # an independent grad() "before" or "after" the read
-    fails: bool = False  # whether the body raises, after its work, the first time
+    nested: str | None = None  # a grad() of another graph "before" or "after" the read
+    fails: str | None = None  # "raise", or of MISUSES: how the body fails, after its work, the first time
 
 
 @dataclass(frozen=True, repr=False)
@@ -195,7 +195,8 @@ class Subclass(Tensor):
 
 
 # What a body may hand over as a contribution; "incoming" is the gradient it was given, "shared" the same tensor for
-# each argument that has it, and "kept" a tensor that the user goes on holding.
+# each argument that has it, "kept" a tensor that the user goes on holding, and "large" one that the engine has to sum
+# up and cast.
 GRADIENT_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "dense": lambda t: t,
     "transposed": lambda t: t.t().contiguous().t(),
@@ -206,6 +207,7 @@ GRADIENT_LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
     "zero": lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype),
     "sparse": lambda t: t.to_sparse(),
     "subclass": lambda t: t.as_subclass(Subclass),
+    "large": lambda t: torch.stack([t, torch.zeros_like(t)]).to(torch.promote_types(t.dtype, torch.float64)),
     "incoming": lambda t: t,
     "shared": lambda t: t,
     "kept": lambda t: t,
@@ -236,6 +238,21 @@ WRITERS: dict[str, Callable[[Tensor, Tensor], object]] = {
     "both": lambda buffer, contribution: buffer.add_(contribution),  # and return the contribution too
 }
 REORDERING = ("matmul", "both")
+
+# What a body must not do with a buffer; it returns what this gives.
+MISUSES: dict[str, Callable[[Tensor], Tensor | None]] = {
+    "return": lambda buffer: buffer,
+    "return_alias": lambda buffer: buffer.detach(),
+    "unsqueeze": lambda buffer: returns_nothing(buffer.unsqueeze_(0)),
+    "resize": lambda buffer: returns_nothing(buffer.resize_(len(buffer) + 1, len(buffer) + 1)),
+    "set": lambda buffer: returns_nothing(buffer.set_(torch.zeros_like(buffer))),
+    "data": lambda buffer: returns_nothing(setattr(buffer, "data", torch.zeros_like(buffer))),
+}
+
+
+def returns_nothing(_: object) -> None:
+    pass
+
 
 EFFECTS = ("observe", "scale", "keep", "replace", "read")
 
@@ -314,11 +331,11 @@ class Task:
             ctx.save_for_backward(next(a for a in arguments if isinstance(a, Tensor)))
 
     def backward(self, ctx: Any, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        self.run.record(f"body {self.name}", *gradients)
+        self.run.record(f"body {self.name}", *gradients, *(leaf.grad for leaf in self.run.leaves))
         with nullcontext() if self.step.grad_mode is None else torch.set_grad_enabled(self.step.grad_mode):
             contributions = self.contributions(ctx, gradients)
             if self.step.nested == "before":
-                nested_grad()
+                self.run.other_grad()
             buffers = self.run.buffers(ctx, self, gradients)
             if self.step.nested == "after":
                 self.run.nested_after(buffers)
@@ -328,7 +345,7 @@ class Task:
             ]
         if self.step.fails and self.name not in self.run.failed:
             self.run.failed.add(self.name)
-            raise ValueError(f"{self.name} fails")
+            return self.run.fail(self, buffers, results)
         return results
 
     def contributions(self, ctx: Any, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
@@ -356,10 +373,27 @@ class Task:
         return results
 
 
-def nested_grad() -> None:
+class Other(torch.autograd.Function):
+    """A Function of another graph, whose backward starts while a body runs."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, fused: bool) -> Tensor:
+        ctx.fused = fused
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
+        if not ctx.fused or torch.is_anomaly_enabled():
+            return gradient * 2, None
+        ctx.input_grad_buffers[0].add_(gradient * 2)
+        return None, None
+
+
+def other_grad(fused: bool) -> None:
     with torch.enable_grad():
-        leaf = torch.ones(1, requires_grad=True)
-        torch.autograd.grad((leaf * 2).sum(), leaf)
+        leaf = torch.ones(2, requires_grad=True)
+        (gradient,) = torch.autograd.grad(Other.apply(leaf, fused).sum() + (leaf * 3).sum(), leaf)
+    require(gradient.tolist() == [5, 5], "the gradient of another graph is wrong")
 
 
 @dataclass(frozen=True)
@@ -428,7 +462,7 @@ class Run:
     def leaf(self, number: int, leaf: Leaf) -> Tensor:
         tensor = LEAF_LAYOUTS[leaf.layout](self.constant(number)).detach().requires_grad_(leaf.requires_grad)
         if leaf.grad and leaf.requires_grad:
-            tensor.grad = self.constant(number + 1) * 50
+            tensor.grad = GRADIENT_LAYOUTS[leaf.grad](self.constant(number + 1) * 50)
         return tensor
 
     def constant(self, seed: int) -> Tensor:
@@ -532,6 +566,7 @@ class Run:
         chosen = range(len(self.leaves)) if current.grad and current.inputs is None else current.inputs
         inputs = None if chosen is None else [v for v in (self.values[index] for index in chosen) if v.requires_grad]
         options = {"retain_graph": current.retain_graph, "create_graph": current.create_graph}
+        before = [leaf.grad for leaf in self.leaves]
         self.current = current
         with ExitStack() as stack:
             if current.anomaly:
@@ -544,13 +579,14 @@ class Run:
             except Broken:
                 raise
             except Exception as error:
-                self.record(f"{type(error).__name__}: {error}")
+                self.record(self.failure(error))
                 self.interrupted = True
         self.current = None
         if self.interrupted:
-            nested_grad()  # The engine drops what an interrupted pass left in its queue when it next runs.
+            other_grad(False)  # The engine drops what an interrupted pass left in its queue when it next runs.
         self.after_pass()
-        self.record("gradients", *self.results, *self.gradients())
+        same = [leaf.grad is old for leaf, old in zip(self.leaves, before)]
+        self.record(f"gradients, the same tensors: {same}", *self.results, *self.gradients())
 
     def gradients(self) -> list[Tensor | None]:
         return [value.grad if value.is_leaf or value.retains_grad else None for value in self.values]
@@ -577,8 +613,17 @@ class Run:
         """Hand a contribution over, and return what the body is to return."""
         return contribution + contribution if contribution is not None and argument.use == "both" else contribution
 
+    def fail(self, task: Task, buffers: Sequence[Tensor | None], results: list[Tensor | None]) -> list[Tensor | None]:
+        raise ValueError(f"{task.name} fails")
+
+    def failure(self, error: Exception) -> str:
+        return f"{type(error).__name__}: {error}"
+
+    def other_grad(self) -> None:
+        other_grad(False)
+
     def nested_after(self, buffers: Sequence[Tensor | None]) -> None:
-        nested_grad()
+        other_grad(False)
 
     def read_outside(self, node: Any) -> None:
         pass
@@ -594,6 +639,7 @@ class FusedRun(Run):
         super().__init__(graph)
         self.tally = tally
         self.lent: list[tuple[Any, int]] = []  # weak references to buffers, and where their memory is
+        self.misused: str | None = None  # the name of a Task whose misuse of a buffer has to be noticed
 
     def buffers(self, ctx: Any, task: Task, gradients: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
         nothing = super().buffers(ctx, task, gradients)
@@ -675,16 +721,34 @@ class FusedRun(Run):
     def deliver(self, argument: Argument, contribution: Tensor | None, buffer: Tensor | None) -> Tensor | None:
         if buffer is None or contribution is None or argument.use == "return":
             return super().deliver(argument, contribution, buffer)
-        WRITERS[argument.use](buffer, contribution.to_dense())
+        WRITERS[argument.use](buffer, contribution.to_dense().sum_to_size(buffer.shape).to(buffer.dtype))
         if argument.use == "keep":
             self.held.append(buffer)
         if argument.use == "keep_view":
             self.held.append(buffer.detach())
         return contribution if argument.use == "both" else None
 
+    def fail(self, task: Task, buffers: Sequence[Tensor | None], results: list[Tensor | None]) -> list[Tensor | None]:
+        for index, buffer in enumerate(buffers):
+            if buffer is not None and task.step.fails in MISUSES:
+                self.misused = task.name
+                self.tally[f"misuse {task.step.fails}"] += 1
+                results[index] = MISUSES[task.step.fails](buffer)
+                return results
+        return super().fail(task, buffers, results)
+
+    def failure(self, error: Exception) -> str:
+        if not self.misused or not isinstance(error, RuntimeError):
+            return super().failure(error)
+        name, self.misused = self.misused, None
+        return f"ValueError: {name} fails"  # which is how the other run fails here
+
+    def other_grad(self) -> None:
+        other_grad(True)
+
     def nested_after(self, buffers: Sequence[Tensor | None]) -> None:
         try:
-            nested_grad()
+            other_grad(True)
         except RuntimeError:
             require(any(buffer is not None for buffer in buffers), "grad() was refused though nothing had been lent")
         else:
@@ -736,10 +800,13 @@ def close(a: Tensor, b: Tensor, bound: Tensor, integers: bool) -> bool:
 
 def compare(graph: Graph, tally: Counter[str], fused_type: type[FusedRun] = FusedRun) -> None:
     """Raise AssertionError or Broken unless the buffers make no difference that a user could see."""
-    returning, fused = Run(graph), fused_type(graph, tally)
-    expected, found = returning.execute(), fused.execute()
-    bounds = expected if graph.same_order() else Run(graph, absolute=True).execute()
-    assert [event.label for event in found] == [event.label for event in expected]
+    runs = [Run(graph), fused_type(graph, tally)]
+    if not graph.same_order():
+        runs.append(Run(graph, absolute=True))
+    expected, found, *others = (run.execute() for run in runs)
+    bounds = others[0] if others else expected
+    labels = [event.label for event in expected]
+    assert all([event.label for event in run.events] == labels for run in runs), f"{[run.events for run in runs]}"
     for event, other, bound in zip(found, expected, bounds):
         assert event.requires_grad == other.requires_grad, f"{event.label}: {event} instead of {other}"
         for a, b, limit in zip(event.values, other.values, bound.values):
@@ -749,7 +816,7 @@ def compare(graph: Graph, tally: Counter[str], fused_type: type[FusedRun] = Fuse
                 assert same(a, b), f"{event.label}: {a} instead of {b}"
             else:
                 assert close(a, b, limit, graph.integers), f"{event.label}: {a} instead of {b}"
-    for run in (returning, fused):
+    for run in runs:
         left = run.close()
         assert not left, f"{type(run).__name__} left {left} tensors behind"
     tally["graphs"] += 1

@@ -20,6 +20,7 @@ from random_graphs import (
     GRADIENT_LAYOUTS,
     GROWING,
     LEAF_LAYOUTS,
+    MISUSES,
     STYLES,
     UNARY,
     WRITERS,
@@ -57,8 +58,8 @@ def each(field: str, values: Iterable[Any]) -> list[dict[str, Any]]:
 
 LEAVES = st.sampled_from(
     [
-        *[Leaf(grad=grad) for grad in (False, True)] * 4,
-        *[Leaf(layout, grad=grad) for layout in LEAF_LAYOUTS for grad in (False, True)],
+        *[Leaf(grad=grad) for grad in (None, "dense")] * 4,
+        *[Leaf(layout, grad=grad) for layout in LEAF_LAYOUTS for grad in (None, "transposed", "sparse")],
         Leaf(requires_grad=False),
     ]
 )
@@ -67,14 +68,14 @@ TERMS = sometimes(2, *each("scale", [2, -1, 3] * 4), *each("layout", GRADIENT_LA
 OTHER_ARGUMENTS = st.sampled_from([(), (), (), (), (None,), (2.0, "s"), ("s", None)])
 TWISTS = sometimes(
     2,
-    *each("outputs", [2, 3] * 2),
-    *each("style", ["setup", "once"] * 2),
-    *each("reads", [0, 2] * 2),
-    *each("grad_mode", [False, True] * 2),
-    *each("nested", ["before", "after"] * 2),
-    *each("materialize", [False] * 2),
-    *each("product", [True] * 8),
-    *each("fails", [True]),
+    *each("outputs", [2, 3] * 8),
+    *each("style", ["setup", "once"] * 8),
+    *each("reads", [0, 2] * 8),
+    *each("grad_mode", [False, True] * 8),
+    *each("nested", ["before", "after"] * 8),
+    *each("materialize", [False] * 8),
+    *each("product", [True] * 32),
+    *each("fails", ["raise", *MISUSES]),
 )
 PASSES = sometimes(
     2,
@@ -199,7 +200,7 @@ def graphs(draw: Draw) -> Graph:
 
 
 SETTINGS = settings(
-    max_examples=1000,
+    max_examples=500,
     deadline=None,
     database=None,
     phases=[Phase.generate, Phase.shrink],
@@ -231,6 +232,7 @@ def check_round(number: int, done: set[int], tally: Counter[str]) -> None:
 EXPECTED = [
     *[f"use {use}" for use in ("return", *WRITERS)],
     *[f"contribution {layout}" for layout in GRADIENT_LAYOUTS],
+    *[f"misuse {misuse}" for misuse in MISUSES],
     *[f"style {style}" for style in STYLES],
     *[f"grad mode {mode}" for mode in (None, False, True)],
     *[f"dtype {dtype}" for dtype in (torch.float32, torch.float64, torch.complex64)],
@@ -263,7 +265,7 @@ DOUBLE = Builtin("double", (0,))
 EXAMPLES = [
     (Graph((Leaf(),), (ADD, DOUBLE), (Pass((1, 2)),)), 1),
     (Graph((Leaf(),), (DOUBLE, ADD), (Pass((1, 2)),)), 0),
-    (Graph((Leaf(grad=True),), (ADD,) * 5, (Pass((1, 2, 3, 4, 5)),) * 2), 8),
+    (Graph((Leaf(grad="dense"),), (ADD,) * 5, (Pass((1, 2, 3, 4, 5)),) * 2), 8),
     # An argument that is repeated, and one that an operation passed its gradient on to unchanged, beside another.
     (Graph((Leaf(),), (Custom((Argument(0, use="add"),) * 2), DOUBLE), (Pass((1, 2)),)), 1),
     (Graph((Leaf(), Leaf()), (Custom((Argument(0, use="add"),)), Builtin("add", (0, 1))), (Pass((2, 3)),)), 0),
@@ -271,7 +273,7 @@ EXAMPLES = [
     (Graph((Leaf(),), (ADD, DOUBLE), (Pass((1, 2)),), (Hook(1, "node_post"),)), 0),
     (Graph((Leaf(),), (ADD, DOUBLE), (Pass((1, 2)),), (Hook(1, "node_post", removed=True),)), 1),
     # The body that fails leaves the thread fit for another pass.
-    (Graph((Leaf(),), (Custom((Argument(0, use="add"),), fails=True), DOUBLE), (Pass((1, 2)),) * 2), 2),
+    (Graph((Leaf(),), (Custom((Argument(0, use="add"),), fails="raise"), DOUBLE), (Pass((1, 2)),) * 2), 2),
     # The second thread's nodes are the oldest: here both steps inside, and the one outside, find something.
     (Graph((Leaf(),), (Checkpoint((0,), (ADD, ADD, Builtin("add", (1, 2)))), ADD, DOUBLE), (Pass((1, 2, 3)),)), 3),
     (Graph((Leaf(),), (InPlace(Argument(0, use="add"), worker=True),), (Pass((1, 2)),)), 1),
