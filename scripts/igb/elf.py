@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 import struct
 import sysconfig
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
@@ -19,7 +19,7 @@ from igb.errors import Problem
 PATCHELF = "0.19"  # 0.15 to 0.18 misplace segments of large libraries
 UNDEFINED = 0
 LOCAL, GLOBAL, WEAK, UNIQUE = 0, 1, 2, 10
-OBJECT, FUNCTION, TLS, INDIRECT = 1, 2, 6, 10
+OBJECT, FUNCTION, FILE, TLS, INDIRECT = 1, 2, 4, 6, 10
 HIDDEN = 2
 PAGE = 0x1000
 
@@ -36,6 +36,7 @@ class Symbol:
     visibility: int
     value: int
     size: int
+    file: str  # the last file named before it: for a static symbol, the base name of its translation unit
 
     @property
     def is_defined(self) -> bool:
@@ -50,15 +51,36 @@ def symbols(path: Path, table: str = ".dynsym") -> list[Symbol]:
         if section is None:
             raise Problem(f"{path} has no {table}; it was stripped, and cannot be checked or rewired")
         names: bytes = elf.get_section(section["sh_link"]).data()
-        return [
-            Symbol(names[name : names.index(b"\0", name)].decode(), info >> 4, info & 15, index, other & 3, value, size)
-            for name, info, other, index, value, size in SYMBOL.iter_unpack(section.data())
-        ]
+        content: bytes = section.data()
+    result, unit = [], ""
+    for name, info, other, index, value, size in SYMBOL.iter_unpack(content):
+        text = names[name : names.index(b"\0", name)].decode()
+        if info & 15 == FILE:
+            unit = text
+        result.append(Symbol(text, info >> 4, info & 15, index, other & 3, value, size, unit))
+    return result
 
 
 def exports(path: Path) -> set[str]:
     """The names that other libraries can bind to."""
     return {symbol.name for symbol in symbols(path) if symbol.is_defined and symbol.binding != LOCAL}
+
+
+def unresolved(path: Path, providers: Iterable[Path]) -> set[str]:
+    """The names that a library needs, in no certain version, and that none of ``providers`` exports."""
+    wanted = {symbol.name for symbol in symbols(path) if not symbol.is_defined and symbol.binding == GLOBAL}
+    return wanted.difference(versioned(path), *map(exports, providers))
+
+
+def versioned(path: Path) -> set[str]:
+    """The names that a library needs in a certain version."""
+    with path.open("rb") as file:
+        elf = ELFFile(file)
+        versions, table = elf.get_section_by_name(".gnu.version"), elf.get_section_by_name(".dynsym")
+        if versions is None:
+            return set()
+        pairs = zip(table.iter_symbols(), versions.iter_symbols())
+        return {symbol.name for symbol, version in pairs if isinstance(version["ndx"], int) and version["ndx"] > 1}
 
 
 def needed(path: Path) -> list[str]:
@@ -68,13 +90,19 @@ def needed(path: Path) -> list[str]:
         return [tag.needed for tag in dynamic.iter_tags("DT_NEEDED")]
 
 
-def needed_versions(path: Path) -> set[str]:
-    """The symbol versions that a library needs of others, e.g. GLIBCXX_3.4.29."""
+def newest_versions(path: Path) -> dict[str, tuple[int, ...]]:
+    """What a library needs at least of versioned libraries, e.g. ``{"GLIBCXX": (3, 4, 29)}``."""
     with path.open("rb") as file:
         section = ELFFile(file).get_section_by_name(".gnu.version_r")
         if not isinstance(section, GNUVerNeedSection):
-            return set()
-        return {auxiliary.name for _, auxiliaries in section.iter_versions() for auxiliary in auxiliaries}
+            return {}
+        names = [auxiliary.name for _, auxiliaries in section.iter_versions() for auxiliary in auxiliaries]
+    newest: dict[str, tuple[int, ...]] = {}
+    for name in names:
+        family, _, number = name.rpartition("_")
+        if number.replace(".", "").isdigit():
+            newest[family] = max(newest.get(family, ()), tuple(map(int, number.split("."))))
+    return newest
 
 
 def rewire(old: Path, new: Path, output: Path) -> list[str]:
@@ -109,50 +137,44 @@ def patchelf() -> Path:
 
 def undefine(path: Path, names: set[str]) -> list[str]:
     """Make the dynamic symbols called ``names`` undefined, in place; glibc passes over such entries in hash chains."""
+    undefined = []
     with path.open("r+b") as file:
-        offset = section_offset(file, ".dynsym")
-        undefined = []
+        start: int = ELFFile(file).get_section_by_name(".dynsym")["sh_offset"]
         for position, symbol in enumerate(symbols(path)):
             if symbol.name not in names or not symbol.is_defined or symbol.binding == LOCAL:
                 continue
             if symbol.kind in {TLS, INDIRECT}:
-                raise Problem(f"{symbol.name} of {path} is thread-local or resolved at run time; it cannot be rewired")
-            file.seek(offset + position * SYMBOL.size + 6)
+                raise Problem(
+                    f"{symbol.name} of {path.name} is thread-local or chosen at run time and cannot be rewired; "
+                    "keep its translation unit out of CMakeLists.txt"
+                )
+            file.seek(start + position * SYMBOL.size + 6)
             file.write(struct.pack("<HQQ", UNDEFINED, 0, 0))
             undefined.append(symbol.name)
     return undefined
 
 
-def section_offset(file: BinaryIO, name: str) -> int:
-    offset: int = ELFFile(file).get_section_by_name(name)["sh_offset"]
-    return offset
-
-
 def check(old: Path, rewired: Path, new: Path, names: list[str]) -> None:
-    """Raise Problem unless the rewired library is well formed and lost nothing but ``names``."""
-    if lost := exports(old) - exports(rewired) - set(names):
-        raise Problem(f"rewiring {old.name} lost {len(lost)} symbols, such as {min(lost)}; this is a fault of patchelf")
-    if missing := set(names) - exports(new):
-        raise Problem(f"{new.name} does not define {min(missing)}, which {old.name} is rewired to")
-    if new.name not in needed(rewired):
-        raise Problem(f"{rewired} does not need {new.name}; this is a fault of patchelf")
+    """Raise Problem unless the rewired library is well formed, needs ``new`` and lost nothing but ``names``."""
+    fault = "; this is a fault of patchelf, so do not use the library"
+    if exports(rewired) != exports(old) - set(names):
+        raise Problem(f"{rewired} does not export what {old.name} does{fault}")
+    if set(needed(rewired)) != {new.name, *needed(old)}:
+        raise Problem(f"{rewired} does not need {new.name} and what {old.name} does{fault}")
     size = rewired.stat().st_size
     with rewired.open("rb") as file:
         elf = ELFFile(file)
-        segments = list(elf.iter_segments("PT_LOAD"))
+        segments = [segment.header for segment in elf.iter_segments("PT_LOAD")]
         for segment in segments:
-            if (segment["p_vaddr"] - segment["p_offset"]) % PAGE or segment["p_offset"] + segment["p_filesz"] > size:
-                raise Problem(f"{rewired} has a segment that cannot be mapped; this is a fault of patchelf")
+            congruent = (segment.p_vaddr - segment.p_offset) % max(PAGE, segment.p_align) == 0
+            if not congruent or segment.p_offset + segment.p_filesz > size:
+                raise Problem(f"{rewired} has a segment that cannot be mapped{fault}")
+        ordered = sorted(segments, key=lambda segment: segment.p_vaddr)
+        for lower, upper in zip(ordered, ordered[1:]):
+            if lower.p_vaddr + lower.p_memsz > upper.p_vaddr:
+                raise Problem(f"{rewired} has segments that overlap{fault}")
         dynamic = elf.get_section_by_name(".dynamic")
         assert isinstance(dynamic, DynamicSection)
         for tag in dynamic.iter_tags("DT_INIT"):
-            if not any(
-                segment["p_flags"] & 1 and segment["p_vaddr"] <= tag["d_val"] < segment["p_vaddr"] + segment["p_memsz"]
-                for segment in segments
-            ):
-                raise Problem(f"{rewired} has its initialiser outside executable memory; this is a fault of patchelf")
-
-
-def is_newer(path: Path, *inputs: Path) -> bool:
-    """Whether ``path`` exists and was made after all of ``inputs``."""
-    return path.exists() and all(path.stat().st_mtime_ns >= source.stat().st_mtime_ns for source in inputs)
+            if not any(s.p_flags & 1 and s.p_vaddr <= tag["d_val"] < s.p_vaddr + s.p_memsz for s in segments):
+                raise Problem(f"{rewired} has its initialiser outside executable memory{fault}")

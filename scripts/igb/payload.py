@@ -1,9 +1,10 @@
-"""What the series puts into the wheel besides compiled code: Python files, stubs, headers, and the version."""
+"""What the series changes in the wheel besides compiled code: Python files, stubs, headers, and the version."""
 
 from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
 
 from igb import process
@@ -15,38 +16,53 @@ from igb.wheelfile import Wheel
 STUB, STUB_TEMPLATE = "torch/_C/__init__.pyi", "torch/_C/__init__.pyi.in"
 PACKAGES = ("torch/", "torchgen/", "functorch/")
 PYTHON, HEADERS = (".py", ".pyi"), (".h", ".hpp", ".cuh")
+# Where the headers of the wheel's include folder come from.
+INCLUDES = ("torch/csrc/api/include/", "aten/src/", "")
+# What a wheel is built from; the rest, such as documents, tests and lists of files, does not get into one.
+BUILT = ("torch/", "torchgen/", "functorch/", "aten/", "c10/", "caffe2/", "third_party/", "tools/", "cmake/")
 
 
-def files(tree: Tree, release: Release, version: str) -> dict[str, bytes]:
-    """The members of the wheel that differ from the release's, by name."""
-    changed = changed_paths(tree)
-    result = {
-        name: (tree.path / path).read_bytes()
-        for path in changed
-        if (name := shipped_as(path)) is not None and (tree.path / path).exists()
-    }
-    if STUB_TEMPLATE in changed:
-        result[STUB] = patched_stub(tree, release)
-    return result | versioned(release, version)
+def touched(tree: Tree) -> list[str]:
+    """The files that differ from the base, committed or not."""
+    changed = tree.git("diff", "--name-only", "--no-renames", BASE).splitlines()
+    return sorted({*changed, *tree.git("ls-files", "--others", "--exclude-standard").splitlines()})
 
 
-def changed_paths(tree: Tree) -> list[str]:
-    """The files that differ from the base, whether or not their changes are committed."""
-    return tree.git("diff", "--name-only", "--no-renames", BASE).splitlines()
+def files(tree: Tree, release: Release, changed: Collection[str], compiled: Collection[str]) -> dict[str, bytes]:
+    """The members of the wheel that the series replaces or adds, by name.
+
+    Raises Problem when something changes that would get into a wheel built from source, and neither ships as it is
+    nor is ``compiled``.
+    """
+    result = {}
+    for path in changed:
+        if not (tree.path / path).exists():
+            raise Problem(f"the series removes {path}, and relinking takes nothing out of a wheel; keep the file")
+        if name := shipped_as(path):
+            result[name] = (tree.path / path).read_bytes()
+        elif path == STUB_TEMPLATE:
+            result[STUB] = patched_stub(tree, release)
+        elif path.startswith(BUILT) and path not in compiled:
+            raise Problem(
+                f"the series changes {path}, and relinking cannot bring that into a wheel; list it in "
+                "CMakeLists.txt if it is a translation unit, else build all of PyTorch from source"
+            )
+    return result
 
 
 def shipped_as(path: str) -> str | None:
-    """Where the wheel has a file of the source tree, or None for a file that it lacks."""
+    """Where the wheel has a file of the source tree as it is, or None."""
     if path.startswith(PACKAGES) and path.endswith(PYTHON):
         return path
-    if path.startswith("torch/csrc/") and path.endswith(HEADERS):
-        return f"torch/include/{path}"
-    if path.startswith("torch/csrc/api/include/"):
-        return f"torch/include/{path}"
-    for root in ("c10/", "aten/src/"):
-        if path.startswith(root) and path.endswith(HEADERS):
-            return f"torch/include/{path.replace('aten/src/', '')}"
-    return None
+    header = include_name(path)
+    return f"torch/include/{header}" if header else None
+
+
+def include_name(path: str) -> str | None:
+    """How a header of the source tree is included, or None for another file."""
+    if not path.startswith(("torch/csrc/", "aten/src/", "c10/")) or not path.endswith(HEADERS):
+        return None
+    return next(path[len(root) :] for root in INCLUDES if path.startswith(root))
 
 
 def patched_stub(tree: Tree, release: Release) -> bytes:
@@ -57,26 +73,25 @@ def patched_stub(tree: Tree, release: Release) -> bytes:
         stub.parent.mkdir(parents=True)
         stub.write_bytes(release.read(STUB))
         process.run(
-            ["git", "apply", "--unsafe-paths", f"--directory={folder}", "-"],
+            ["git", "apply", "-"],
             cwd=Path(folder),
             stdin=change,
-            explain=f"{STUB} of the wheel differs from {STUB_TEMPLATE} where the series changes it",
+            explain=f"{STUB} of the wheel differs where the series changes its template; change another place",
         )
         return stub.read_bytes()
 
 
-def versioned(release: Release, version: str) -> dict[str, bytes]:
-    """The files that tell the version, telling the new one."""
-    wheel = Wheel.named(release.wheel)
-    metadata, module = wheel.info + "METADATA", "torch/version.py"
-    return {
-        metadata: substitute(release, metadata, rb"(?m)^Version: .*$", b"Version: " + version.encode()),
-        module: substitute(release, module, rb"(?m)^__version__ = .*$", f"__version__ = '{version}'".encode()),
+def renamed(release: Release, wheel: Wheel) -> dict[str, bytes]:
+    """The members that tell the version and the tags, telling those of ``wheel``."""
+    info = Wheel.named(release.wheel.name).info
+    lines = {
+        f"{info}METADATA": (rb"^Version: .*$", f"Version: {wheel.version}"),
+        f"{info}WHEEL": (rb"^Tag: .*$", f"Tag: {wheel.tags}"),
+        "torch/version.py": (rb"^__version__ = .*$", f"__version__ = '{wheel.version}'"),
     }
-
-
-def substitute(release: Release, name: str, pattern: bytes, line: bytes) -> bytes:
-    content, count = re.subn(pattern, line, release.read(name))
-    if count != 1:
-        raise Problem(f"{name} of {release.wheel} does not tell its version in one line; the wheel cannot be renamed")
-    return content
+    result = {}
+    for name, (pattern, line) in lines.items():
+        result[name], count = re.subn(pattern, line.encode(), release.read(name), flags=re.MULTILINE)
+        if count != 1:
+            raise Problem(f"{name} of {release.wheel} has {count} lines to put `{line}` in, not one; use another wheel")
+    return result

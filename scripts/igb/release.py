@@ -5,15 +5,20 @@ from __future__ import annotations
 import shutil
 import zipfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from igb import paths, pins, process
 from igb.errors import Problem
-from igb.log import Progress, logger
+from igb.lock import locked
+from igb.log import Progress, heartbeat, logger
+from igb.wheelfile import Wheel
 
 # What is compiled or linked against, rewired or patched. The rest of the wheel is copied without being unpacked.
 LIBRARIES = ("libc10.so", "libtorch_cpu.so", "libtorch_python.so")
 HEADERS = "torch/include/"
+
+PIP_OPTIONS = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-cache-dir", "--only-binary=:all:"]
 
 
 @dataclass(frozen=True)
@@ -32,10 +37,6 @@ class Release:
     def include(self) -> Path:
         return self.folder / "torch" / "include"
 
-    def names(self) -> set[str]:
-        with zipfile.ZipFile(self.wheel) as archive:
-            return set(archive.namelist())
-
     def read(self, name: str) -> bytes:
         with zipfile.ZipFile(self.wheel) as archive:
             return archive.read(name)
@@ -43,77 +44,89 @@ class Release:
 
 def obtain(version: str, wheels: tuple[pins.Wheel, ...], named: Path | None = None) -> Release:
     """Fetch and verify the wheel for the user's interpreter, or take the one that the user names, and unpack it."""
-    if named is None:
-        pin = pin_for_interpreter(wheels)
-        wheel = fetch(version, pin)
-        sha256 = pin.sha256
-    else:
-        wheel, sha256 = named, digest_of(named)
-        if sha256 not in {pin.sha256 for pin in wheels}:
-            logger.warning("%s is not a wheel that the pins know; it is used because you named it", named)
-    return unpack(wheel, sha256)
+    if named:
+        return unpack(named, check_named(named, version, wheels))
+    pin = pin_for_interpreter(wheels)
+    return unpack(fetch(version, pin), pin.sha256)
 
 
 def pin_for_interpreter(wheels: tuple[pins.Wheel, ...]) -> pins.Wheel:
-    script = "import platform, sys; print('cp%d%d' % sys.version_info[:2], platform.machine())"
-    tag, machine = process.run([paths.PYTHON, "-c", script]).split()
     for pin in wheels:
-        if f"-{tag}-{tag}-" in pin.name and pin.name.endswith(f"{machine}.whl"):
+        if fits(Wheel.named(pin.name)):
             return pin
-    raise Problem(f"the release has no pinned wheel for {tag} on {machine}; name one with --wheel PATH")
+    raise Problem(f"the pins have no wheel of the release for {paths.PYTHON}; name one with --wheel PATH")
 
 
-def digest_of(wheel: Path) -> str:
-    if not wheel.is_file():
-        raise Problem(f"{wheel} is not a file; --wheel takes the path of a torch wheel")
-    return pins.digest(wheel)
+def fits(wheel: Wheel) -> bool:
+    """Whether a wheel is for the user's interpreter, on this machine."""
+    interpreter, machine = interpreter_tags()
+    python, _, platform = wheel.tags.split("-")
+    return python == interpreter and platform.endswith(machine)
+
+
+@cache
+def interpreter_tags() -> list[str]:
+    script = "import platform, sys; print('cp%d%d' % sys.version_info[:2], platform.machine())"
+    return process.run([paths.PYTHON, "-c", script]).split()
+
+
+def check_named(path: Path, version: str, wheels: tuple[pins.Wheel, ...]) -> str:
+    """The hash of a wheel that the user names; it may be any build of the right version for the right interpreter."""
+    if not path.is_file():
+        raise Problem(f"{path} is not a file; --wheel takes the path of a wheel of torch {version}")
+    wheel = Wheel.named(path.name)
+    if wheel.distribution != "torch" or wheel.version.partition("+")[0] != version:
+        raise Problem(f"{path} is {wheel.distribution} {wheel.version}, and the series is for torch {version}")
+    if not fits(wheel):
+        raise Problem(f"{path} is not for {paths.PYTHON}; run `make wheel PYTHON=...` with the interpreter it is for")
+    sha256 = pins.digest(path)
+    if sha256 not in {pin.sha256 for pin in wheels}:
+        logger.warning("%s is not a wheel that the pins know; it is used because you named it", path)
+    return sha256
 
 
 def fetch(version: str, pin: pins.Wheel) -> Path:
     """The pinned wheel in the cache, downloaded by pip from wherever this machine's pip looks."""
     wheel = paths.CACHE / pin.name
-    if wheel.exists():
-        pins.verify(wheel, pin)
-        return wheel
-    stage = paths.CACHE / "incoming"
-    shutil.rmtree(stage, ignore_errors=True)
-    stage.mkdir(parents=True)
-    logger.info("downloading %s (0.8 GB) with pip", pin.name)
-    options = ["--quiet", "--disable-pip-version-check", "--no-cache-dir", "--no-deps", "--only-binary=:all:"]
-    process.run(
-        [paths.PYTHON, "-m", "pip", "download", *options, "--dest", stage, f"torch=={version}"],
-        explain="check the network and the disk, or fetch the wheel elsewhere and name it with --wheel PATH",
-    )
-    arrived = next(stage.glob("*.whl"))
-    pins.verify(arrived, pin)
-    arrived.replace(wheel)
-    shutil.rmtree(stage)
+    with locked(paths.CACHE / "lock"):
+        if wheel.exists():
+            pins.verify(wheel, pin)
+            return wheel
+        stage = paths.CACHE / "incoming"
+        shutil.rmtree(stage, ignore_errors=True)
+        stage.mkdir()
+        logger.info("downloading %s with pip", pin.name)
+        with heartbeat("downloading"):
+            process.run(
+                [paths.PYTHON, "-m", "pip", "download", *PIP_OPTIONS, "--dest", stage, f"torch=={version}"],
+                explain="check the network and the disk and rerun, or name a copy of the wheel with --wheel PATH",
+            )
+        (arrived,) = stage.glob("*.whl")
+        pins.verify(arrived, pin, "pip found another build; use another index, or name a wheel with --wheel PATH")
+        arrived.replace(wheel)
+        shutil.rmtree(stage)
     return wheel
 
 
 def unpack(wheel: Path, sha256: str) -> Release:
     """Unpack headers and libraries into build/, once for each wheel."""
-    folder = paths.BUILD / "release" / sha256[:16]
-    if not folder.exists():
-        stage = folder.with_name(f"{folder.name}.new")
-        shutil.rmtree(stage, ignore_errors=True)
-        try:
-            with zipfile.ZipFile(wheel) as archive:
-                members = [
-                    info
-                    for info in archive.infolist()
-                    if info.filename.startswith(HEADERS)
-                    or info.filename in {f"torch/lib/{name}" for name in LIBRARIES}
-                ]
-                total = sum(info.file_size for info in members)
-                with Progress(f"unpacking {wheel.name}", total, "B") as progress:
-                    for info in members:
-                        archive.extract(info, stage)
-                        progress.advance(info.file_size)
-        except (zipfile.BadZipFile, EOFError) as error:
-            raise Problem(f"{wheel} cannot be unpacked ({error}); remove it and rerun to get a good copy") from error
-        stage.rename(folder)
-    release = Release(wheel, folder, sha256)
-    if missing := [name for name in LIBRARIES if not (release.lib / name).exists()]:
-        raise Problem(f"{wheel} has no torch/lib/{missing[0]}; it is not a wheel of PyTorch for Linux")
+    release = Release(wheel, paths.BUILD / "release" / sha256[:16], sha256)
+    if release.folder.exists():
+        return release
+    stage = release.folder.with_name(f"{release.folder.name}.new")
+    shutil.rmtree(stage, ignore_errors=True)
+    wanted = {f"torch/lib/{name}" for name in LIBRARIES}
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            if missing := wanted.difference(archive.namelist()):
+                raise Problem(f"{wheel} has no {min(missing)}; it is not a wheel of PyTorch for Linux")
+            members = [info for info in archive.infolist() if info.filename.startswith(HEADERS)]
+            members += [archive.getinfo(name) for name in sorted(wanted)]
+            with Progress(f"unpacking {wheel.name}", sum(info.file_size for info in members), "B") as progress:
+                for info in members:
+                    archive.extract(info, stage)
+                    progress.advance(info.file_size)
+    except (zipfile.BadZipFile, EOFError) as error:
+        raise Problem(f"{wheel} cannot be unpacked ({error}); remove it and rerun to get a good copy") from error
+    stage.rename(release.folder)
     return release

@@ -18,6 +18,7 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from igb.errors import Problem
 from igb.log import Progress
@@ -39,10 +40,10 @@ class Wheel:
     tags: str
 
     @classmethod
-    def named(cls, path: Path) -> Wheel:
-        parts = path.name[: -len(".whl")].split("-")
-        if path.suffix != ".whl" or len(parts) != 5:
-            raise Problem(f"{path.name} is not the name of a wheel; it must be NAME-VERSION-PYTHON-ABI-PLATFORM.whl")
+    def named(cls, file_name: str) -> Wheel:
+        parts = file_name[: -len(".whl")].split("-")
+        if not file_name.endswith(".whl") or len(parts) != 5:
+            raise Problem(f"{file_name} is not the name of a wheel; it must be NAME-VERSION-PYTHON-ABI-PLATFORM.whl")
         return cls(parts[0], parts[1], "-".join(parts[2:]))
 
     @property
@@ -54,14 +55,13 @@ class Wheel:
         return f"{self.distribution}-{self.version}.dist-info/"
 
 
-def repack(source: Path, replaced: Mapping[str, bytes | Path], version: str, folder: Path) -> Path:
-    """Write the wheel ``source`` with the members of ``replaced`` (new ones too) as ``version`` into ``folder``.
+def repack(source: Path, replaced: Mapping[str, bytes | Path], new: Wheel, folder: Path) -> Path:
+    """Write the wheel ``source`` with the members of ``replaced`` (new ones too) as ``new`` into ``folder``.
 
     Values are contents, or files that hold them; keys in the metadata folder use its name in ``source``. The same
     input gives the same bytes. The wheel appears under its name only when it is complete and verified.
     """
-    old = Wheel.named(source)
-    new = Wheel(old.distribution, version, old.tags)
+    old = Wheel.named(source.name)
     target = folder / new.file_name
     stage = target.with_name(f"{target.name}.new")
     folder.mkdir(parents=True, exist_ok=True)
@@ -104,13 +104,16 @@ def write(output: zipfile.ZipFile, name: str, content: bytes | Path, template: z
     info._compresslevel = LEVEL  # type: ignore[attr-defined]
     digest, size = hashlib.sha256(), 0
     info.file_size = len(content) if isinstance(content, bytes) else content.stat().st_size
-    stream = io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
-    with stream, output.open(info, "w") as member:
-        while block := stream.read(BLOCK):
+    with output.open(info, "w") as member, open_content(content) as file:
+        while block := file.read(BLOCK):
             digest.update(block)
             size += len(block)
             member.write(block)
     return name, encode(digest.digest()), str(size)
+
+
+def open_content(content: bytes | Path) -> BinaryIO:
+    return io.BytesIO(content) if isinstance(content, bytes) else content.open("rb")
 
 
 def copy_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, output: zipfile.ZipFile, name: str) -> None:
@@ -170,7 +173,7 @@ def to_csv(rows: list[Row]) -> bytes:
 
 def moment() -> tuple[int, int, int, int, int, int]:
     """SOURCE_DATE_EPOCH, or the earliest time there is: the same input gives the same bytes."""
-    seconds = max(EARLIEST, int(os.environ.get("SOURCE_DATE_EPOCH", EARLIEST)))
-    return time.gmtime(seconds)[:6]
-
-
+    text = os.environ.get("SOURCE_DATE_EPOCH") or str(EARLIEST)
+    if not text.isdigit():
+        raise Problem(f"SOURCE_DATE_EPOCH is {text!r}; give a number of seconds, or unset it")
+    return time.gmtime(max(EARLIEST, int(text)))[:6]

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from igb import wheelfile
 from igb.errors import Problem
+from igb.wheelfile import Wheel
 
 INFO = "toy-1.0.dist-info/"
 MEMBERS = {
@@ -39,12 +40,13 @@ def repack(toy: Path, folder: str = "dist") -> Path:
         "toy/lib/new.so": b"new",
         f"{INFO}METADATA": b"Name: toy\nVersion: 1.0+igb.1\n",
     }
-    return wheelfile.repack(toy, changes, "1.0+igb.1", toy.parent / folder)
+    new = Wheel("toy", "1.0+igb.1", "cp311-cp311-manylinux_2_36_x86_64")
+    return wheelfile.repack(toy, changes, new, toy.parent / folder)
 
 
 def test_members_are_replaced_added_and_kept(toy: Path) -> None:
     result = repack(toy)
-    assert result.name == "toy-1.0+igb.1-cp311-cp311-manylinux1_x86_64.whl"
+    assert result.name == "toy-1.0+igb.1-cp311-cp311-manylinux_2_36_x86_64.whl"
     with zipfile.ZipFile(result) as archive:
         assert archive.testzip() is None
         assert archive.read("toy/lib/big.so") == b"smaller"
