@@ -1,9 +1,9 @@
 """Two pretend devices in host memory, for tests of threads and streams where there is no GPU.
 
-`load()` compiles the library into build/ on first use and registers the devices `pretend:0`
-and `pretend:1`. They have streams and events, and the autograd engine gives each a thread.
-`races()` names the accesses that no wait orders; see Note [A race without a delay] in
-timeline.h. The engine counts devices once, at the first backward, so call `load()` before it.
+`load()` registers the devices `pretend:0` and `pretend:1`, and on first use compiles what they
+need into build/. They have streams and events, and the autograd engine gives each a thread. The
+engine counts devices once, at the first backward of a process, so call `load()` before it.
+`races()` names the accesses that no wait orders; see Note [A race without a delay] in timeline.h.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import contextlib
 import functools
 import hashlib
 import os
+import tempfile
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,32 +21,19 @@ import torch
 from torch.utils import cpp_extension
 
 HERE = Path(__file__).resolve().parent
+BUILD = HERE.parent.parent / "build" / "fake_accelerator"
 DEVICES = ("pretend:0", "pretend:1")
 
 
 @functools.cache
 def load() -> None:
-    """Register the devices; compile what registers them unless build/ has it for this torch and these flags."""
-    # CXXFLAGS and LDFLAGS are how a sanitizer's build of the project asks for its flags.
-    cflags = ["-g1", "-O1", *os.environ.get("CXXFLAGS", "").split()]
-    ldflags = os.environ.get("LDFLAGS", "").split()
-    variant = hashlib.sha256(repr((cflags, ldflags, os.environ.get("CXX"))).encode()).hexdigest()[:8]
-    build = HERE.parent.parent / "build" / "fake_accelerator" / f"{torch.__version__}-{variant}"
-    build.mkdir(parents=True, exist_ok=True)
-
+    """Register the devices."""
     torch.utils.rename_privateuse1_backend("pretend")
     module = types.ModuleType("torch.pretend")
     # Without it, each tensor made on a device would take the GIL to look for it.
     module._lazy_init = lambda: None  # type: ignore[attr-defined]
     torch._register_device_module("pretend", module)
-    cpp_extension.load(
-        "fake_accelerator",
-        [str(source) for source in sorted(HERE.glob("*.cpp"))],
-        extra_cflags=cflags,
-        extra_ldflags=ldflags,
-        build_directory=str(build),
-        is_python_module=False,
-    )
+    torch.ops.load_library(library())
     for device in DEVICES:
         try:
             torch.ones((), device=device, requires_grad=True).backward()
@@ -54,6 +42,37 @@ def load() -> None:
                 f"the autograd engine has no thread for {device}, because a backward ran in this process before "
                 "fake_accelerator.load(); run these tests in a process of their own"
             ) from error
+
+
+def library() -> Path:
+    """The compiled library; build/ keeps one for each torch, compiler, set of flags and state of the sources."""
+    sources = sorted(HERE.glob("*.cpp"))
+    # CXXFLAGS and LDFLAGS are how a sanitizer's build of the project asks for its flags.
+    cflags = ["-g1", "-O1", *os.environ.get("CXXFLAGS", "").split()]
+    ldflags = os.environ.get("LDFLAGS", "").split()
+    digest = hashlib.sha256(repr((torch.__version__, os.environ.get("CXX"), cflags, ldflags)).encode())
+    for path in [*sources, *HERE.glob("*.h")]:
+        digest.update(path.read_bytes())
+    finished = BUILD / digest.hexdigest()[:16]
+    name = "fake_accelerator"
+    if not finished.exists():
+        BUILD.mkdir(parents=True, exist_ok=True)
+        # In a directory of its own, because the lock of cpp_extension outlives a process that is killed.
+        unfinished = Path(tempfile.mkdtemp(dir=BUILD))
+        cpp_extension.load(
+            name,
+            [str(source) for source in sources],
+            extra_cflags=cflags,
+            extra_ldflags=ldflags,
+            build_directory=str(unfinished),
+            is_python_module=False,
+        )
+        try:
+            unfinished.rename(finished)
+        except OSError:
+            # Another process was faster; this one has already loaded its own.
+            return unfinished / f"{name}.so"
+    return finished / f"{name}.so"
 
 
 @contextlib.contextmanager
