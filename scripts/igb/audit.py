@@ -94,7 +94,8 @@ class ObjectFile:
 
     @property
     def defined(self) -> list[Symbol]:
-        return [symbol for symbol in self.symbols if symbol.is_defined and symbol.name]
+        # On aarch64, names with a dollar mark where code and data begin.
+        return [symbol for symbol in self.symbols if symbol.is_defined and symbol.name[:1] not in {"", "$"}]
 
 
 def check_resolved(replacement: Replacement, providers: Iterable[Path], tree: Path) -> None:
