@@ -17,10 +17,12 @@ namespace {
 
 constexpr auto kType = c10::DeviceType::PrivateUse1;
 constexpr c10::DeviceIndex kDevices = 2;
+// New streams come from a pool, in turn, so that clocks stay small.
+constexpr c10::StreamId kStreams = 8;
 
 thread_local c10::DeviceIndex current_device = 0;
 thread_local std::array<c10::StreamId, kDevices> current_streams{};
-std::atomic<c10::StreamId> last_stream{0};
+std::atomic<c10::StreamId> streams_given{0};
 
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
@@ -62,7 +64,8 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
 
   c10::Stream getNewStream(c10::Device device, int) const override {
     return stream(
-        device.has_index() ? device.index() : current_device, ++last_stream);
+        device.has_index() ? device.index() : current_device,
+        1 + streams_given++ % kStreams);
   }
 
   c10::Stream exchangeStream(c10::Stream next) const noexcept override {
@@ -110,7 +113,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
 
   void synchronizeDevice(const c10::DeviceIndex device) const override {
-    for (c10::StreamId id = 0; id <= last_stream; ++id) {
+    for (c10::StreamId id = 0; id <= kStreams; ++id) {
       synchronizeStream(stream(device, id));
     }
   }
