@@ -254,7 +254,7 @@ def test_random_graphs() -> None:
         check_round(number, done, tally)
     print(*(f"{count:9} {key}" for key, count in sorted(tally.items())), sep="\n")
     assert [key for key in EXPECTED if not tally[key]] == []
-    # Which misuse comes up is chance in a run of the default length; the series tests each by itself.
+    # Which misuse comes up is chance in a run of the default length; test_graph has each.
     assert any(tally[f"misuse {misuse}"] for misuse in MISUSES)
     assert tally["lent"] > tally["entries"] / 10
     assert tally["graphs with an error"] < tally["graphs"] / 5
@@ -273,8 +273,20 @@ EXAMPLES = [
     # A post-hook makes the read fail, after which the body falls back.
     (Graph((Leaf(),), (ADD, DOUBLE), (Pass((1, 2)),), (Hook(1, "node_post"),)), 0),
     (Graph((Leaf(),), (ADD, DOUBLE), (Pass((1, 2)),), (Hook(1, "node_post", removed=True),)), 1),
-    # The body that fails leaves the thread fit for another pass.
-    (Graph((Leaf(),), (Custom((Argument(0, use="add"),), fails="raise"), DOUBLE), (Pass((1, 2)),) * 2), 2),
+    # A body that fails leaves the thread fit for another pass.
+    *[
+        (Graph((Leaf(),), (Custom((Argument(0, use="add"),), fails=how), DOUBLE), (Pass((1, 2)),) * 2), 2)
+        for how in ("raise", *MISUSES)
+    ],
+    # Nothing is lent while a backward is recorded; a backward of what it gave is one like any other.
+    (
+        Graph(
+            (Leaf(),),
+            (Custom((Argument(0, use="add"),), product=True), Builtin("multiply", (1, 0))),
+            (Pass((2,), grad=True, create_graph=True), Pass(())),
+        ),
+        1,
+    ),
     # The second thread's nodes are the oldest: here both steps inside, and the one outside, find something.
     (Graph((Leaf(),), (Checkpoint((0,), (ADD, ADD, Builtin("add", (1, 2)))), ADD, DOUBLE), (Pass((1, 2, 3)),)), 3),
     (Graph((Leaf(),), (InPlace(Argument(0, use="add"), worker=True),), (Pass((1, 2)),)), 1),
